@@ -1,0 +1,1 @@
+"""Plumbing that teaches no reinforcement learning: logging, MPI, environments, saving."""

@@ -1,0 +1,119 @@
+"""What the TF1 scripts share: MPI on parameters and gradients, Adam, and tf1_save/."""
+
+import os
+import shutil
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+from common.mpi import broadcast, mpi_avg, num_procs, proc_id
+
+tf.disable_eager_execution()
+tf.logging.set_verbosity(tf.logging.ERROR)  # else every call of TF1's is reported as deprecated
+
+
+def make_session(threads=1):
+    """Start a session of so many threads a rank, with all variables initialised."""
+    sess = tf.Session(
+        config=tf.ConfigProto(
+            intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
+        )
+    )
+    sess.run(tf.global_variables_initializer())
+    return sess
+
+
+def flat_concat(xs):
+    """Join tensors into one flat vector."""
+    return tf.concat([tf.reshape(x, [-1]) for x in xs], axis=0)
+
+
+def assign_params_from_flat(x, params):
+    """Return an op that cuts the flat vector x into the params."""
+    parts = tf.split(x, [p.shape.num_elements() for p in params])
+    return tf.group([p.assign(tf.reshape(part, p.shape)) for p, part in zip(params, parts)])
+
+
+def sync_params(params):
+    """Return an op that overwrites the params on every rank by rank 0's."""
+
+    def from_rank_0(x):
+        x = np.array(x)
+        broadcast(x)
+        return x
+
+    flat = tf.numpy_function(from_rank_0, [flat_concat(params)], tf.float32)
+    return assign_params_from_flat(flat, params)
+
+
+def sync_all_params():
+    """Return an op that overwrites all trainable variables on every rank by rank 0's."""
+    return sync_params(tf.trainable_variables())
+
+
+class MpiAdamOptimizer:
+    """Adam on one flat vector, its gradient averaged over all ranks in one Allreduce.
+
+    The formula is torch's: epsilon is added after the bias correction of the second moment, where
+    TensorFlow's own AdamOptimizer adds it before, which weighs 30 times more at the first step.
+    """
+
+    def __init__(self, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8):
+        self.learning_rate, self.epsilon = learning_rate, epsilon
+        self.beta1, self.beta2 = beta1, beta2
+
+    def minimize(self, loss, params):
+        """Return an op that takes one step on the params."""
+        grad = flat_concat(tf.gradients(loss, params))
+        size = grad.shape
+        if num_procs() > 1:
+            grad = tf.ensure_shape(tf.numpy_function(mpi_avg, [grad], tf.float32), size)
+        self.t = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.m = tf.Variable(tf.zeros(size), trainable=False)
+        self.v = tf.Variable(tf.zeros(size), trainable=False)
+        t = self.t.assign_add(1)
+        m = self.m.assign(self.beta1 * self.m + (1 - self.beta1) * grad)
+        v = self.v.assign(self.beta2 * self.v + (1 - self.beta2) * grad**2)
+        t = tf.cast(t, tf.float64)  # as torch does: float32 has too few digits for 1 - 0.999^t
+        step_size = tf.cast(self.learning_rate / (1 - self.beta1**t), tf.float32)
+        correction = tf.cast(tf.sqrt(1 - self.beta2**t), tf.float32)
+        step = step_size * m / (tf.sqrt(v) / correction + self.epsilon)
+        return assign_params_from_flat(flat_concat(params) - step, params)
+
+
+class Model:
+    """The graph and the variables that tf1_save/ holds, under names: x, a, pi, v, ..."""
+
+    def __init__(self, sess, inputs, outputs):
+        # Once: every other way to save a model adds operations to the graph each time.
+        self.sess, self.saver = sess, tf.train.Saver(tf.trainable_variables())
+        graph = tf.train.export_meta_graph(saver_def=self.saver.as_saver_def(), clear_devices=True)
+        graph.meta_info_def.tags.append(tf.saved_model.tag_constants.SERVING)
+        signature = tf.saved_model.predict_signature_def(inputs, outputs)
+        graph.signature_def["serving_default"].CopyFrom(signature)
+        saved_model = SavedModel(saved_model_schema_version=1, meta_graphs=[graph])
+        self.graph = saved_model.SerializeToString()
+
+
+def save_model(folder, model):
+    """Write a SavedModel to tf1_save/; a reader finds the old one or the new one, no mixture."""
+    if proc_id() == 0:
+        new, old = folder / "tf1_save.new", folder / "tf1_save.old"
+        shutil.rmtree(new, ignore_errors=True)
+        (new / "variables").mkdir(parents=True)
+        (new / "saved_model.pb").write_bytes(model.graph)
+        path = str(new / "variables" / "variables")
+        model.saver.save(model.sess, path, write_meta_graph=False, write_state=False)
+        if (folder / "tf1_save").exists():
+            os.replace(folder / "tf1_save", old)
+        os.replace(new, folder / "tf1_save")
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_tf_graph(sess, folder):
+    """Load tf1_save/ into the session; return its inputs and outputs by name: x, a, pi, v, ..."""
+    graph = tf.saved_model.loader.load(sess, [tf.saved_model.tag_constants.SERVING], str(folder))
+    signature = graph.signature_def["serving_default"]
+    tensors = {**signature.inputs, **signature.outputs}
+    return {key: sess.graph.get_tensor_by_name(t.name) for key, t in tensors.items()}

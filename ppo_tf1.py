@@ -1,0 +1,298 @@
+"""Proximal Policy Optimization (PPO-clip), in TensorFlow 1 style.
+
+The idea: take many gradient steps on one batch, but gain nothing from moving the probability ratio
+rho = pi(a|o) / pi_old(a|o) further than clip_ratio away from one:
+
+    loss_pi = -mean( min( rho A, clip(rho, 1 - clip_ratio, 1 + clip_ratio) A ) )
+    loss_v  =  mean( (V(o) - R)^2 )
+
+A is the GAE-lambda advantage, R the reward-to-go. The steps on the policy end early once the mean
+KL(pi_old || pi) over the batch, estimated by mean(log pi_old - log pi), exceeds 1.5 target_kl.
+
+Schulman et al. 2017, Proximal Policy Optimization Algorithms, https://arxiv.org/abs/1707.06347
+
+    mpirun -np 4 python ppo_tf1.py --env-id Hopper-v4
+"""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import tyro
+from gymnasium.spaces import Box, Discrete
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before the import, or it talks
+import tensorflow.compat.v1 as tf
+
+from common.env import make_env
+from common.logger import EpochLogger
+from common.mpi import fail, mpi_avg, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
+from common.tf1_utils import Model, MpiAdamOptimizer, make_session, save_model, sync_all_params
+
+
+@dataclass
+class Args:
+    env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
+    seed: int = 0  # seed of the weights, the noise and the environment
+    epochs: int = 50  # number of epochs
+    steps_per_epoch: int = 4000  # environment steps an epoch, over all ranks together
+    max_ep_len: int | None = None  # cut episodes at this length; None: the environment's own limit
+    hidden_sizes: tuple[int, ...] = (64, 64)  # units of each hidden layer
+    gamma: float = 0.99  # discount factor
+    cpu: int = 1  # start the script under mpirun with this many ranks
+    threads: int = 1  # threads a rank
+    data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
+    exp_name: str | None = None  # None: <script>_<env-id>
+    save_freq: int = 1  # save the model every so many epochs, and at the end
+    overwrite: bool = False  # replace a run that is already in the folder
+    lam: float = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
+    pi_lr: float = 3e-4  # learning rate of the policy
+    vf_lr: float = 1e-3  # learning rate of the value function
+    train_pi_iters: int = 80  # most gradient steps on the policy an epoch
+    train_v_iters: int = 80  # gradient steps on the value function an epoch
+    clip_ratio: float = 0.2  # how far from one the probability ratio still pays
+    target_kl: float = 0.01  # the steps on the policy end when the mean KL exceeds 1.5 times this
+
+
+class MLP:
+    """Linear layers with tanh between them; weights and biases from U(-1, 1) / sqrt(fan_in)."""
+
+    def __init__(self, name, sizes, rng):
+        self.params = []
+        for i, (n_in, n_out) in enumerate(zip(sizes, sizes[1:])):
+            for kind, shape in ("w", (n_out, n_in)), ("b", (n_out,)):
+                init = (rng.uniform(-1, 1, shape) / np.sqrt(n_in)).astype(np.float32)
+                self.params.append(tf.get_variable(f"{name}/{kind}{i}", initializer=init))
+
+    def __call__(self, x):
+        *hidden, w_out, b_out = self.params
+        for w, b in zip(hidden[::2], hidden[1::2]):
+            x = tf.tanh(tf.matmul(x, w, transpose_b=True) + b)
+        return tf.matmul(x, w_out, transpose_b=True) + b_out
+
+
+class CategoricalPolicy:
+    """pi(a|o) over discrete actions: the softmax of an MLP."""
+
+    def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
+        self.net = MLP("pi", [obs_dim, *hidden_sizes, act_dim], rng)
+        self.params = self.net.params
+
+    def dist(self, o):
+        return (self.net(o),)  # logits [B, n]
+
+    def logp(self, dist, a):
+        return tf.gather(tf.nn.log_softmax(dist[0]), a, batch_dims=1)  # [B]
+
+    def entropy(self, dist):
+        logp = tf.nn.log_softmax(dist[0])
+        return -tf.reduce_sum(tf.exp(logp) * logp, 1)  # [B]
+
+
+class GaussianPolicy:
+    """pi(a|o) over continuous actions: the mean from an MLP, the spread the same everywhere."""
+
+    def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
+        init = np.full(act_dim, -0.5, np.float32)
+        self.log_std = tf.get_variable("pi/log_std", initializer=init)
+        self.net = MLP("pi", [obs_dim, *hidden_sizes, act_dim], rng)
+        self.params = [self.log_std, *self.net.params]
+
+    def dist(self, o):
+        return self.net(o), self.log_std  # mean [B, n], log of the standard deviation [n]
+
+    def logp(self, dist, a):
+        mu, log_std = dist
+        z = (a - mu) / tf.exp(log_std)
+        return -tf.reduce_sum(0.5 * z**2 + log_std + 0.5 * np.log(2 * np.pi), 1)  # [B]
+
+    def entropy(self, dist):
+        mu, log_std = dist
+        entropy = tf.reduce_sum(log_std + 0.5 * np.log(2 * np.pi * np.e))
+        return tf.fill(tf.shape(mu)[:1], entropy)  # [B]
+
+
+class ValueFunction:
+    """V(o): the return to expect from here on."""
+
+    def __init__(self, obs_dim, hidden_sizes, rng):
+        self.net = MLP("v", [obs_dim, *hidden_sizes, 1], rng)
+        self.params = self.net.params
+
+    def __call__(self, o):
+        return tf.squeeze(self.net(o), 1)  # [B]: a [B, 1] minus a [B] would be a [B, B]
+
+
+def dist_numpy(params, o):
+    """Compute pi.dist for one observation in NumPy: ten times faster than through a framework."""
+    odd = len(params) % 2  # layers come in pairs: an odd one in front is the Gaussian's log_std
+    log_std, layers = params[:odd], params[odd:]
+    for w, b in zip(layers[:-2:2], layers[1:-2:2]):
+        o = np.tanh(w @ o + b)
+    return (layers[-2] @ o + layers[-1], *log_std)
+
+
+def act(dist, rng=None):
+    """Draw an action from what dist_numpy gave; without rng, take the likeliest one."""
+    if len(dist) == 1:
+        (logits,) = dist  # the largest of logits + Gumbel noise is a draw from their softmax
+        return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
+    mu, log_std = dist
+    return mu if rng is None else mu + np.exp(log_std) * rng.standard_normal(mu.size, np.float32)
+
+
+class GAEBuffer:
+    """One epoch of steps; their values, advantages and returns are computed at once, at its end."""
+
+    def __init__(self, obs_dim, action_space, size, gamma, lam):
+        self.o = np.zeros((size, obs_dim), np.float32)
+        self.a = np.zeros((size, *action_space.shape), action_space.dtype)
+        self.r = np.zeros(size, np.float32)
+        self.gamma, self.lam = gamma, lam
+        self.ptr, self.paths = 0, []
+
+    def store(self, o, a, r):
+        self.o[self.ptr], self.a[self.ptr], self.r[self.ptr] = o, a, r
+        self.ptr += 1
+
+    def finish_path(self, o2, d):
+        """Note that a path ends here, in o2: by termination if d, else it was only cut short."""
+        self.paths.append((self.ptr, o2, d))
+
+    def get(self, value):
+        """Return o, a, adv, ret and values of the epoch, and start a new one."""
+        ends, last_o, d = zip(*self.paths)
+        # Beyond a terminal state there is nothing to gain; a path cut short would have gone on.
+        last_v = dict(zip(ends, np.where(d, 0.0, value(np.stack(last_o))).tolist()))
+        values = value(self.o)
+        adv, ret = np.zeros_like(self.r), np.zeros_like(self.r)
+        r, v = self.r.tolist(), values.tolist()
+        for t in reversed(range(self.ptr)):
+            if t + 1 in last_v:
+                v2, next_adv, next_ret = last_v[t + 1], 0.0, last_v[t + 1]
+            delta = r[t] + self.gamma * v2 - v[t]
+            adv[t] = next_adv = delta + self.gamma * self.lam * next_adv
+            ret[t] = next_ret = r[t] + self.gamma * next_ret
+            v2 = v[t]
+        mean, std = mpi_statistics_scalar(adv)
+        self.ptr, self.paths = 0, []
+        return self.o, self.a, ((adv - mean) / (std + 1e-8)).astype(np.float32), ret, values
+
+
+def main(args):
+    """Train and return the run's folder."""
+    # Set-up
+    tf.reset_default_graph()
+    env = make_env(args.env_id, args.max_ep_len, (Discrete, Box))
+    local_steps = per_rank(args.steps_per_epoch)
+    logger = EpochLogger(args, __file__)
+
+    # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
+    rng = np.random.default_rng([args.seed, proc_id()])
+    weights_rng = np.random.default_rng([args.seed, 0, 1])
+
+    discrete = isinstance(env.action_space, Discrete)
+    obs_dim = env.observation_space.shape[0]
+    act_dim = int(env.action_space.n) if discrete else env.action_space.shape[0]
+    policy = CategoricalPolicy if discrete else GaussianPolicy
+    pi = policy(obs_dim, act_dim, args.hidden_sizes, weights_rng)
+    v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
+    buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam)
+
+    # Losses
+    o_ph = tf.placeholder(tf.float32, [None, obs_dim])
+    a_ph = tf.placeholder(env.action_space.dtype, [None, *env.action_space.shape])
+    adv_ph, ret_ph, logp_old_ph = (tf.placeholder(tf.float32, [None]) for _ in range(3))
+
+    dist = pi.dist(o_ph)
+    logp = pi.logp(dist, a_ph)
+    ratio = tf.exp(logp - logp_old_ph)
+    clipped = tf.clip_by_value(ratio, 1 - args.clip_ratio, 1 + args.clip_ratio)
+    loss_pi = -tf.reduce_mean(tf.minimum(ratio * adv_ph, clipped * adv_ph))
+    info = {"kl": tf.reduce_mean(logp_old_ph - logp), "ent": tf.reduce_mean(pi.entropy(dist))}
+    info["clip_frac"] = tf.reduce_mean(tf.cast(tf.not_equal(ratio, clipped), tf.float32))
+
+    v_out = v(o_ph)
+    loss_v = tf.reduce_mean((v_out - ret_ph) ** 2)
+
+    train_pi = MpiAdamOptimizer(args.pi_lr).minimize(loss_pi, pi.params)
+    train_v = MpiAdamOptimizer(args.vf_lr).minimize(loss_v, v.params)
+
+    sess = make_session(args.threads)
+    sess.run(sync_all_params())
+    mode = tf.argmax(dist[0], 1) if discrete else dist[0]
+    model = Model(sess, {"x": o_ph, "a": a_ph}, {"pi": mode, "v": v_out, "logp": logp})
+
+    def value(o):
+        return sess.run(v_out, {o_ph: o})
+
+    # Update
+    def update():
+        o, a, adv, ret, values = buf.get(value)
+        logp_old = sess.run(logp, {o_ph: o, a_ph: a})
+        inputs = {o_ph: o, a_ph: a, adv_ph: adv, ret_ph: ret, logp_old_ph: logp_old}
+        loss_pi_old, loss_v_old, info_old = sess.run([loss_pi, loss_v, info], inputs)
+
+        for i in range(args.train_pi_iters):
+            if mpi_avg(sess.run(info["kl"], inputs)) > 1.5 * args.target_kl:
+                break
+            sess.run(train_pi, inputs)
+
+        for _ in range(args.train_v_iters):
+            sess.run(train_v, inputs)
+
+        loss_pi_new, loss_v_new, info_new = sess.run([loss_pi, loss_v, info], inputs)
+        logger.store(VVals=values, Entropy=info_old["ent"], KL=info_new["kl"])
+        logger.store(LossPi=loss_pi_old, DeltaLossPi=loss_pi_old - loss_pi_new)
+        logger.store(LossV=loss_v_old, DeltaLossV=loss_v_old - loss_v_new)
+        logger.store(ClipFrac=info_new["clip_frac"], StopIter=i)
+
+    # Act in NumPy, on a copy of the network's parameters, taken after each update
+    pi_params = sess.run(pi.params)
+    low, high = (None, None) if discrete else (env.action_space.low, env.action_space.high)
+    o = weights_rng.standard_normal(obs_dim, np.float32)
+    for x, y in zip(dist_numpy(pi_params, o), sess.run(dist, {o_ph: o[None]}), strict=True):
+        if not np.allclose(x, y, atol=1e-4):
+            fail("dist_numpy and pi.dist disagree: change dist_numpy as the network was changed")
+
+    # Loop
+    o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
+    for epoch in range(args.epochs):
+        for t in range(local_steps):
+            a = act(dist_numpy(pi_params, o), rng)
+            o2, r, d, truncated, _ = env.step(a if discrete else a.clip(low, high))
+            buf.store(o, a, r)
+            o, ep_ret, ep_len = o2, ep_ret + r, ep_len + 1
+            if d or truncated or t == local_steps - 1:
+                buf.finish_path(o2, d)
+            if d or truncated:
+                logger.store(EpRet=ep_ret, EpLen=ep_len)
+                o, ep_ret, ep_len = env.reset()[0], 0.0, 0
+            logger.progress(epoch, t, local_steps)
+
+        update()
+        pi_params = sess.run(pi.params)
+        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
+            save_model(logger.folder, model)
+
+        logger.log_tabular("Epoch", epoch)
+        logger.log_tabular("EpRet", with_min_and_max=True)
+        logger.log_tabular("EpLen", average_only=True)
+        logger.log_tabular("VVals", with_min_and_max=True)
+        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * args.steps_per_epoch)
+        logger.log_tabular("LossPi", average_only=True)
+        logger.log_tabular("LossV", average_only=True)
+        logger.log_tabular("DeltaLossPi", average_only=True)
+        logger.log_tabular("DeltaLossV", average_only=True)
+        logger.log_tabular("Entropy", average_only=True)
+        logger.log_tabular("KL", average_only=True)
+        logger.log_tabular("ClipFrac", average_only=True)
+        logger.log_tabular("StopIter", average_only=True)
+        logger.dump_tabular()
+    return logger.folder
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__.splitlines()[0])
+    mpi_fork(args.cpu)
+    main(args)
