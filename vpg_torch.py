@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import tyro
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 from common.env import make_env
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
+from common.mpi import fail, mpi_fork, mpi_statistics_scalar, parse_args, per_rank, proc_id
 from common.torch_utils import mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
 
 
@@ -39,7 +38,7 @@ class Args:
     cpu: int = 1  # start the script under mpirun with this many ranks
     threads: int = 1  # threads a rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
-    exp_name: str | None = None  # None: <script>_<env-id>
+    exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
     save_freq: int = 1  # save the model every so many epochs, and at the end
     overwrite: bool = False  # replace a run that is already in the folder
     lam: float = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
@@ -118,8 +117,9 @@ def dist_numpy(params, o):
     return (layers[-2] @ o + layers[-1], *log_std)
 
 
-def act(dist, rng=None):
-    """Draw an action from what dist_numpy gave; without rng, take the likeliest one."""
+def act(params, o, rng=None):
+    """Draw an action in NumPy; without rng, take the likeliest one."""
+    dist = dist_numpy(params, o)
     if len(dist) == 1:
         (logits,) = dist  # the largest of logits + Gumbel noise is a draw from their softmax
         return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
@@ -243,7 +243,7 @@ def main(args):
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
     for epoch in range(args.epochs):
         for t in range(local_steps):
-            a = act(dist_numpy(pi_params, o), rng)
+            a = act(pi_params, o, rng)
             o2, r, d, truncated, _ = env.step(a if discrete else a.clip(low, high))
             buf.store(o, a, r)
             o, ep_ret, ep_len = o2, ep_ret + r, ep_len + 1
@@ -274,6 +274,6 @@ def main(args):
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args, description=__doc__.splitlines()[0])
+    args = parse_args(Args, __doc__)
     mpi_fork(args.cpu)
     main(args)

@@ -4,12 +4,14 @@ Importing this module makes an exception on any rank end the whole job: the othe
 otherwise wait for the failed one in an Allreduce for ever.
 """
 
+import contextlib
 import os
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
+import tyro
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
@@ -65,6 +67,15 @@ def mpi_statistics_scalar(x, with_min_and_max=False):
     low = mpi_op(x.min(initial=np.inf), MPI.MIN)
     high = mpi_op(x.max(initial=-np.inf), MPI.MAX)
     return (mean, std, low, high) if n else (mean, std, np.nan, np.nan)
+
+
+def parse_args(dataclass, doc):
+    """Read the command line into the dataclass; of several ranks one prints help and errors."""
+    with open(os.devnull, "w") as null:
+        out, err = (null, null) if proc_id() else (sys.stdout, sys.stderr)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            config = [tyro.conf.FlagCreatePairsOff]
+            return tyro.cli(dataclass, description=doc.splitlines()[0], config=config)
 
 
 def per_rank(steps):

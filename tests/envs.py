@@ -1,0 +1,83 @@
+"""Environments that Gymnasium does not have; ids are envs:Name-v0 for the scripts."""
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, Tuple
+
+from common.mpi import proc_id
+
+
+class Odd(gym.Env):
+    """Twenty steps an episode, any spaces; says so when an action lies outside of its space."""
+
+    def __init__(self, observation_space=None, action_space=None, length=20, render_mode=None):
+        self.observation_space = observation_space or Box(-1, 1, (3,), np.float32)
+        self.action_space = action_space or Box(-1, 1, (2,), np.float32)
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        if seed is not None:
+            self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, a):
+        assert self.action_space.contains(a), f"action {a} is not in {self.action_space}"
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t >= self.length, False, {}
+
+
+class InPlace(gym.Env):
+    """Returns one array, changed in place; its first element counts the steps."""
+
+    observation_space = Box(0, np.inf, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.state = np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state[:] = 0
+        return self.state, {}
+
+    def step(self, a):
+        self.state += 1
+        return self.state, 0.0, bool(self.state[0] >= 10), False, {}
+
+
+class Raises(Odd):
+    """Fails on the last rank after a while."""
+
+    def step(self, a):
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps > 150 and proc_id() == 1:
+            raise RuntimeError("the simulator of rank 1 blew up")
+        return super().step(a)
+
+
+SPACES = {
+    "DictObs": dict(observation_space=Dict(x=Box(-1, 1, (2, 2)), n=Discrete(3))),
+    "TupleObs": dict(observation_space=Tuple((Discrete(4), Box(0, 1, (1,))))),
+    "DiscreteObs": dict(observation_space=Discrete(5)),
+    "ImageObs": dict(observation_space=Box(0, 255, (6, 5, 3), np.uint8)),
+    "ScalarObs": dict(observation_space=Box(-1, 1, ())),
+    "Float64Obs": dict(observation_space=Box(-1, 1, (3,), np.float64)),
+    "DiscreteStart": dict(action_space=Discrete(3, start=5)),
+    "MatrixAction": dict(action_space=Box(-1, 1, (2, 3))),
+    "Float64Action": dict(action_space=Box(-1, 1, (2,), np.float64)),
+    "AsymmetricAction": dict(
+        action_space=Box(np.array([-1, 0.5], np.float32), np.array([3, 0.75], np.float32))
+    ),
+    "UnboundedAction": dict(action_space=Box(-np.inf, np.inf, (2,))),
+    "SequenceObs": dict(observation_space=Sequence(Box(-1, 1, (2,)))),
+    "MultiDiscreteAction": dict(action_space=MultiDiscrete([2, 3])),
+    "IntegerAction": dict(action_space=Box(0, 9, (2,), np.int64)),
+    "Endless": dict(length=10**9),
+}
+
+for name, kwargs in SPACES.items():
+    gym.register(f"{name}-v0", entry_point=Odd, kwargs=kwargs)
+gym.register("InPlace-v0", entry_point=InPlace)
+gym.register("Raises-v0", entry_point=Raises)

@@ -1,0 +1,257 @@
+"""The maths of the scripts against computations that share nothing with them."""
+
+import importlib
+
+import numpy as np
+import pytest
+import scipy.stats
+from gymnasium.spaces import Discrete
+from helpers import ON_POLICY, SCRIPTS, TF1
+
+GAMMA, LAM = 0.9, 0.7
+
+
+@pytest.fixture(params=SCRIPTS)
+def module(request):
+    return importlib.import_module(request.param)
+
+
+def evaluate(module, function, *arrays):
+    """Call function on the arrays as the script's framework would; return NumPy arrays."""
+    if module.__name__ in TF1:
+        tf = module.tf
+        with tf.Session() as sess:
+            out = function(*(tf.constant(x) for x in arrays))
+            sess.run(tf.global_variables_initializer())
+            return sess.run(out)
+    import torch
+
+    out = function(*(torch.as_tensor(x) for x in arrays))
+    return [x.detach().numpy() for x in out] if isinstance(out, tuple) else out.detach().numpy()
+
+
+def brute_force(r, v, last_v):
+    """Advantages and returns of one path by the definitions: sums over all later steps."""
+    n = len(r)
+    v = [*v, last_v]
+    delta = [r[t] + GAMMA * v[t + 1] - v[t] for t in range(n)]
+    adv = [sum((GAMMA * LAM) ** k * delta[t + k] for k in range(n - t)) for t in range(n)]
+    ret = [
+        sum(GAMMA**k * r[t + k] for k in range(n - t)) + GAMMA ** (n - t) * last_v for t in range(n)
+    ]
+    return adv, ret
+
+
+def test_gae_and_returns_by_definition(module):
+    rng = np.random.default_rng(0)
+    o = rng.standard_normal((12, 3)).astype(np.float32)
+    last_o = rng.standard_normal((3, 3)).astype(np.float32)
+    r = rng.standard_normal(12).astype(np.float32)
+
+    def value(o):
+        return o.sum(1) * 3 + 5
+
+    buf = module.GAEBuffer(3, Discrete(2), 12, GAMMA, LAM)
+    ends = {4: True, 9: False, 12: False}  # terminated, truncated, cut by the end of the epoch
+    for t in range(12):
+        buf.store(o[t], t % 2, r[t])
+        if t + 1 in ends:
+            buf.finish_path(last_o[list(ends).index(t + 1)], ends[t + 1])
+    _, a, adv, ret, values = buf.get(value)
+
+    last_v = value(last_o)
+    pieces = [
+        brute_force(r[:4], value(o[:4]), 0.0),
+        brute_force(r[4:9], value(o[4:9]), last_v[1]),
+        brute_force(r[9:], value(o[9:]), last_v[2]),
+    ]
+    expected_adv = np.concatenate([adv for adv, _ in pieces])
+    expected_adv = (expected_adv - expected_adv.mean()) / expected_adv.std()
+    np.testing.assert_allclose(adv, expected_adv, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ret, np.concatenate([ret for _, ret in pieces]), rtol=1e-5)
+    np.testing.assert_allclose(values, value(o))
+    np.testing.assert_array_equal(a, np.arange(12) % 2)
+    assert adv.shape == ret.shape == values.shape == (12,)
+    assert adv.dtype == ret.dtype == np.float32
+
+    # The same steps with any other bootstrap give something else: the test can fail.
+    for wrong in ([True, True, False], [False, False, False], [True, False, True]):
+        for t in range(12):
+            buf.store(o[t], t % 2, r[t])
+            if t + 1 in ends:
+                i = list(ends).index(t + 1)
+                buf.finish_path(last_o[i], wrong[i])
+        _, _, adv, ret, _ = buf.get(value)
+        assert np.abs(adv - expected_adv).max() > 0.1
+
+
+def test_constant_advantages_do_not_divide_by_zero(module):
+    buf = module.GAEBuffer(1, Discrete(2), 4, GAMMA, LAM)
+    for _ in range(4):
+        buf.store(np.zeros(1), 0, 0.0)
+    buf.finish_path(np.zeros(1), False)
+    assert np.all(buf.get(lambda o: np.zeros(len(o)))[2] == 0)
+
+
+def test_gaussian(module):
+    rng = np.random.default_rng(1)
+    mu, a = rng.standard_normal((2, 6, 3)).astype(np.float32)
+    log_std = np.array([-1.0, 0.3, 0.7], np.float32)
+    pi = module.GaussianPolicy
+    logp = evaluate(module, lambda mu, s, a: pi.logp(None, (mu, s), a), mu, log_std, a)
+    entropy = evaluate(module, lambda mu, s: pi.entropy(None, (mu, s)), mu, log_std)
+    normal = scipy.stats.norm(mu, np.exp(log_std))
+    np.testing.assert_allclose(logp, normal.logpdf(a).sum(1), rtol=1e-5)
+    np.testing.assert_allclose(entropy, normal.entropy().sum(1), rtol=1e-5)
+    assert logp.shape == entropy.shape == (6,)
+
+
+def test_categorical(module):
+    rng = np.random.default_rng(2)
+    logits = rng.standard_normal((6, 4)).astype(np.float32) * 3
+    a = rng.integers(4, size=6)
+    pi = module.CategoricalPolicy
+    logp = evaluate(module, lambda x, a: pi.logp(None, (x,), a), logits, a)
+    entropy = evaluate(module, lambda x: pi.entropy(None, (x,)), logits)
+    p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
+    np.testing.assert_allclose(logp, np.log(p[range(6), a]), rtol=1e-5)
+    np.testing.assert_allclose(entropy, scipy.stats.entropy(p, axis=1), rtol=1e-5)
+    assert logp.shape == entropy.shape == (6,)
+
+
+@pytest.mark.parametrize("script", ["trpo_torch", "trpo_tf1"])
+def test_kl_of_old_and_new(script):
+    module = importlib.import_module(script)
+    rng = np.random.default_rng(3)
+    logits, logits_old = rng.standard_normal((2, 5, 4)).astype(np.float32)
+    kl = evaluate(
+        module,
+        lambda old, new: module.CategoricalPolicy.kl(None, (old,), (new,)),
+        logits_old,
+        logits,
+    )
+    p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (logits_old, logits))
+    np.testing.assert_allclose(kl, (p * np.log(p / q)).sum(1), rtol=1e-4)
+
+    mu, mu_old = rng.standard_normal((2, 5, 1)).astype(np.float32)
+    log_std, log_std_old = np.array([0.4], np.float32), np.array([-0.3], np.float32)
+    kl = evaluate(
+        module,
+        lambda *x: module.GaussianPolicy.kl(None, x[:2], x[2:]),
+        *(mu_old, log_std_old, mu, log_std),
+    )
+    old, new = scipy.stats.norm(mu_old, np.exp(log_std_old)), scipy.stats.norm(mu, np.exp(log_std))
+    x = np.linspace(-12, 12, 20001)
+    integrand = old.pdf(x) * (old.logpdf(x) - new.logpdf(x))
+    np.testing.assert_allclose(kl, np.trapezoid(integrand, x), rtol=1e-4)
+    assert kl.shape == (5,)
+
+
+def explicit_hessian(f, x, h=1e-3):
+    """Second differences of a function of a vector, in float64."""
+    n = len(x)
+    steps = np.eye(n) * h
+    return np.array(
+        [
+            [
+                (f(x + s + t) - f(x + s - t) - f(x - s + t) + f(x - s - t)) / (4 * h * h)
+                for s in steps
+            ]
+            for t in steps
+        ]
+    )
+
+
+def numpy_policy_kl(flat, flat_old, o, shapes):
+    """Mean KL(old || new) of two linear Gaussian policies, in NumPy."""
+    log_std, w, b = np.split(flat, np.cumsum([np.prod(s) for s in shapes])[:-1])
+    log_std_old, w_old, b_old = np.split(flat_old, np.cumsum([np.prod(s) for s in shapes])[:-1])
+    mu, mu_old = o @ w.reshape(shapes[1]).T + b, o @ w_old.reshape(shapes[1]).T + b_old
+    variance_ratio = np.exp(2 * (log_std_old - log_std))
+    kl = 0.5 * (variance_ratio + ((mu - mu_old) / np.exp(log_std)) ** 2 - 1) + log_std - log_std_old
+    return kl.sum(1).mean()
+
+
+@pytest.mark.parametrize("script", ["trpo_torch", "trpo_tf1"])
+def test_hessian_vector_product_against_the_explicit_hessian(script):
+    module = importlib.import_module(script)
+    rng = np.random.default_rng(4)
+    o = rng.standard_normal((7, 3)).astype(np.float32)
+    x = rng.standard_normal(2 + 6 + 2).astype(np.float32)
+    shapes = [(2,), (2, 3), (2,)]
+    if script == "trpo_torch":
+        import torch
+
+        pi = module.GaussianPolicy(3, 2, (), np.random.default_rng(0))
+        params = list(pi.parameters())
+        dist_old = [d.detach().clone() for d in pi.dist(torch.as_tensor(o))]
+        kl = pi.kl(dist_old, pi.dist(torch.as_tensor(o))).mean()
+        grad = module.flat_grad(kl, params, create_graph=True)
+        hvp = module.flat_grad(grad @ torch.as_tensor(x), params).numpy()
+        flat = np.concatenate([p.detach().numpy().ravel() for p in params]).astype(float)
+    else:
+        tf = module.tf
+        tf.reset_default_graph()
+        pi = module.GaussianPolicy(3, 2, (), np.random.default_rng(0))
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            dist_old = sess.run(pi.dist(tf.constant(o)))
+            kl = tf.reduce_mean(pi.kl(dist_old, pi.dist(tf.constant(o))))
+            x_ph, product = module.hessian_vector_product(kl, pi.params)
+            hvp = sess.run(product, {x_ph: x})
+            flat = np.concatenate([p.ravel() for p in sess.run(pi.params)]).astype(float)
+    hessian = explicit_hessian(lambda new: numpy_policy_kl(new, flat, o, shapes), flat)
+    np.testing.assert_allclose(hvp, hessian @ x, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("script", ["trpo_torch", "trpo_tf1"])
+def test_conjugate_gradient_solves(script):
+    module = importlib.import_module(script)
+    rng = np.random.default_rng(5)
+    m = rng.standard_normal((10, 10))
+    h, b = m @ m.T + 0.1 * np.eye(10), rng.standard_normal(10)
+    x = module.conjugate_gradient(lambda p: h @ p, b, 30)
+    np.testing.assert_allclose(x, np.linalg.solve(h, b), rtol=1e-4)
+    assert np.all(module.conjugate_gradient(lambda p: h @ p, np.zeros(10), 10) == 0)
+
+
+@pytest.mark.parametrize("algo", ON_POLICY)
+def test_sampled_actions_follow_the_policy(algo):
+    module = importlib.import_module(f"{algo}_torch")
+    rng = np.random.default_rng(6)
+    o, zeros = np.zeros(1, np.float32), np.zeros((3, 1), np.float32)
+    logits = np.array([0.0, 1.0, 2.0], np.float32)
+    counts = np.bincount([module.act([zeros, logits], o, rng) for _ in range(20000)])
+    p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum()
+    assert scipy.stats.chisquare(counts, 20000 * p).pvalue > 1e-3
+    assert module.act([zeros, logits], o) == 2
+
+    mu, log_std = np.array([1.0, -2.0], np.float32), np.array([0.5, -1.0], np.float32)
+    params = [log_std, zeros[:2], mu]
+    a = np.array([module.act(params, o, rng) for _ in range(20000)])
+    z = (a - mu) / np.exp(log_std)
+    assert scipy.stats.kstest(z.ravel(), "norm").pvalue > 1e-3
+    assert a.dtype == np.float32
+    np.testing.assert_array_equal(module.act(params, o), mu)
+
+
+def test_adam_is_torchs_adam():
+    import tensorflow.compat.v1 as tf
+    import torch
+
+    from common.tf1_utils import MpiAdamOptimizer
+
+    start = np.linspace(-2, 3, 6).astype(np.float32).reshape(2, 3)
+    p = torch.nn.Parameter(torch.as_tensor(start.copy()))
+    optimizer = torch.optim.Adam([p], 0.01, fused=True)
+    tf.reset_default_graph()
+    q = tf.get_variable("q", initializer=start)
+    step = MpiAdamOptimizer(0.01).minimize(tf.reduce_sum(tf.sin(q) + 1e-9 * q), [q])
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for _ in range(200):
+            optimizer.zero_grad()
+            (torch.sin(p) + 1e-9 * p).sum().backward()
+            optimizer.step()
+            sess.run(step)
+        np.testing.assert_allclose(sess.run(q), p.detach().numpy(), rtol=1e-5)
