@@ -69,9 +69,10 @@ class MpiAdamOptimizer:
         size = grad.shape
         if num_procs() > 1:
             grad = tf.ensure_shape(tf.numpy_function(mpi_avg, [grad], tf.float32), size)
-        self.t = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self.m = tf.Variable(tf.zeros(size), trainable=False)
-        self.v = tf.Variable(tf.zeros(size), trainable=False)
+        with tf.control_dependencies(None):  # a state does not wait for what comes before a step
+            self.t = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self.m = tf.Variable(tf.zeros(size), trainable=False)
+            self.v = tf.Variable(tf.zeros(size), trainable=False)
         t = self.t.assign_add(1)
         m = self.m.assign(self.beta1 * self.m + (1 - self.beta1) * grad)
         v = self.v.assign(self.beta2 * self.v + (1 - self.beta2) * grad**2)

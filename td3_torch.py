@@ -1,0 +1,267 @@
+"""Twin Delayed DDPG (TD3), in PyTorch.
+
+The idea: DDPG's policy seeks out the actions whose Q is too high. Three cures: learn two Qs and
+believe the lower one, blur the target action with clipped noise so that Q has no sharp peaks, and
+update policy and targets only once every policy_delay updates of the Qs:
+
+    a2      = clip( pi_targ(o2) + clip(target_noise eps, -noise_clip, noise_clip), low, high )
+    backup  = r + gamma (1 - d) min( Q1_targ(o2, a2), Q2_targ(o2, a2) )
+    loss_q  = mean( (Q1(o, a) - backup)^2 ) + mean( (Q2(o, a) - backup)^2 )
+    loss_pi = -mean( Q1(o, pi(o)) )
+
+Transitions come from a replay buffer, d marks termination alone, noise is in units of each action's
+half-range, and targets follow slowly: targ = polyak targ + (1 - polyak) net.
+
+Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods,
+https://arxiv.org/abs/1802.09477
+
+    python td3_torch.py --env-id HalfCheetah-v4
+"""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import nn
+
+from common.env import make_env
+from common.logger import EpochLogger
+from common.mpi import fail, mpi_fork, num_procs, parse_args, per_rank, proc_id
+from common.torch_utils import mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
+
+
+@dataclass
+class Args:
+    env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
+    seed: int = 0  # seed of the weights, the noise and the environment
+    epochs: int = 50  # number of epochs
+    steps_per_epoch: int = 4000  # environment steps an epoch, over all ranks together
+    max_ep_len: int | None = None  # cut episodes at this length; None: the environment's own limit
+    hidden_sizes: tuple[int, ...] = (256, 256)  # units of each hidden layer
+    gamma: float = 0.99  # discount factor
+    cpu: int = 1  # start the script under mpirun with this many ranks
+    threads: int = 1  # threads a rank
+    data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
+    exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
+    save_freq: int = 1  # save the model every so many epochs, and at the end
+    overwrite: bool = False  # replace a run that is already in the folder
+    replay_size: int = 1_000_000  # transitions that the replay buffer of a rank holds
+    polyak: float = 0.995  # how much of itself a target network keeps in an update
+    pi_lr: float = 1e-3  # learning rate of the policy
+    q_lr: float = 1e-3  # learning rate of the Q-functions
+    batch_size: int = 100  # transitions a rank samples for an update
+    start_steps: int = 10_000  # steps of uniformly random actions at first, over all ranks
+    update_after: int = 1000  # steps before the first update, over all ranks
+    update_every: int = 50  # steps of a rank between bursts of as many updates
+    num_test_episodes: int = 10  # episodes without noise to test the policy after each epoch
+    act_noise: float = 0.1  # std of the exploration noise, in half-ranges of the action
+    target_noise: float = 0.2  # std of the noise on target actions, in half-ranges
+    noise_clip: float = 0.5  # limit of the noise on target actions, in half-ranges
+    policy_delay: int = 2  # updates of the Qs for one of the policy and the targets
+
+
+def mlp(sizes, rng):
+    """Linear layers with ReLU between them; weights and biases from U(-1, 1) / sqrt(fan_in)."""
+    layers = []
+    for n_in, n_out in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+        for p in layers[-2].parameters():
+            p.data.copy_(torch.as_tensor(rng.uniform(-1, 1, p.shape) / np.sqrt(n_in)))
+    return nn.Sequential(*layers[:-1])
+
+
+class Policy(nn.Module):
+    """pi(o): an MLP, its tanh stretched to the bounds of each action."""
+
+    def __init__(self, obs_dim, action_space, hidden_sizes, rng):
+        super().__init__()
+        low, high = torch.as_tensor(action_space.low), torch.as_tensor(action_space.high)
+        self.register_buffer("center", (high + low) / 2)
+        self.register_buffer("half_range", (high - low) / 2)
+        self.net = mlp([obs_dim, *hidden_sizes, len(low)], rng)
+
+    def forward(self, o):
+        return self.center + self.half_range * torch.tanh(self.net(o))  # [B, n]
+
+
+class QFunction(nn.Module):
+    """Q(o, a): the return to expect after action a."""
+
+    def __init__(self, obs_dim, action_space, hidden_sizes, rng):
+        super().__init__()
+        self.net = mlp([obs_dim + action_space.shape[0], *hidden_sizes, 1], rng)
+
+    def forward(self, o, a):
+        return self.net(torch.cat([o, a], 1)).squeeze(1)  # [B]: a [B, 1] minus a [B] is a [B, B]
+
+
+def pi_numpy(params, o):
+    """Compute pi for one observation in NumPy: ten times faster than through a framework."""
+    center, half_range, *layers = params
+    for w, b in zip(layers[:-2:2], layers[1:-2:2]):
+        o = np.maximum(w @ o + b, 0)
+    return center + half_range * np.tanh(layers[-2] @ o + layers[-1])
+
+
+def act(params, o, rng=None, act_noise=0.0):
+    """Take the policy's action in NumPy, plus noise if there is an rng."""
+    a, half_range = pi_numpy(params, o), params[1]
+    if rng is not None:
+        a = a + act_noise * half_range * rng.standard_normal(a.size, np.float32)
+    return a
+
+
+class ReplayBuffer:
+    """The last transitions, as many as fit; memory is taken only as they come in."""
+
+    def __init__(self, obs_dim, act_dim, size):
+        self.o, self.o2 = np.zeros((2, size, obs_dim), np.float32)
+        self.a = np.zeros((size, act_dim), np.float32)
+        self.r, self.d = np.zeros((2, size), np.float32)
+        self.ptr, self.size, self.max_size = 0, 0, size
+
+    def store(self, o, a, r, o2, d):
+        self.o[self.ptr], self.a[self.ptr], self.r[self.ptr] = o, a, r
+        self.o2[self.ptr], self.d[self.ptr] = o2, d
+        self.ptr = (self.ptr + 1) % self.max_size
+        self.size = min(self.size + 1, self.max_size)
+
+    def sample_batch(self, batch_size, rng):
+        i = rng.integers(self.size, size=batch_size)
+        return self.o[i], self.a[i], self.r[i], self.o2[i], self.d[i]
+
+
+def main(args):
+    """Train and return the run's folder."""
+    # Set-up
+    setup_pytorch_for_mpi(args.threads)
+    env, test_env = (make_env(args.env_id, args.max_ep_len, (Box,)) for _ in range(2))
+    local_steps = per_rank(args.steps_per_epoch)
+    low, high = env.action_space.low, env.action_space.high
+    if not np.isfinite(high - low).all():
+        fail(f"{args.env_id} has actions {env.action_space}, where this script needs finite bounds")
+    logger = EpochLogger(args, __file__)
+
+    # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
+    rng = np.random.default_rng([args.seed, proc_id()])
+    weights_rng = np.random.default_rng([args.seed, 0, 1])
+
+    # Networks
+    obs_dim, act_dim = env.observation_space.shape[0], env.action_space.shape[0]
+    pi = Policy(obs_dim, env.action_space, args.hidden_sizes, weights_rng)
+    q1 = QFunction(obs_dim, env.action_space, args.hidden_sizes, weights_rng)
+    q2 = QFunction(obs_dim, env.action_space, args.hidden_sizes, weights_rng)
+    q = nn.ModuleList([q1, q2])
+    model = nn.ModuleDict({"pi": pi, "q1": q1, "q2": q2})
+    sync_params(model)
+    targets = copy.deepcopy(model)
+    pi_targ, q1_targ, q2_targ = targets.values()
+    model_params, target_params = list(model.parameters()), list(targets.parameters())
+    pi_optimizer = torch.optim.Adam(pi.parameters(), args.pi_lr, fused=True)
+    q_optimizer = torch.optim.Adam(q.parameters(), args.q_lr, fused=True)
+    buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
+
+    # Losses
+    def compute_loss_q(o, a, r, o2, d, noise2):
+        with torch.no_grad():
+            noise2 = (args.target_noise * noise2).clamp(-args.noise_clip, args.noise_clip)
+            a2 = pi_targ(o2) + pi.half_range * noise2
+            a2 = torch.clamp(a2, torch.as_tensor(low), torch.as_tensor(high))
+            q_targ = torch.min(q1_targ(o2, a2), q2_targ(o2, a2))
+            backup = r + args.gamma * (1 - d) * q_targ
+        q1_vals, q2_vals = q1(o, a), q2(o, a)
+        loss_q = ((q1_vals - backup) ** 2).mean() + ((q2_vals - backup) ** 2).mean()
+        return loss_q, {"Q1Vals": q1_vals.detach(), "Q2Vals": q2_vals.detach()}
+
+    def compute_loss_pi(o):
+        return -q1(o, pi(o)).mean()
+
+    # Update
+    def update_q(o, a, r, o2, d, noise2):
+        loss_q, info = compute_loss_q(o, a, r, o2, d, noise2)
+        q_optimizer.zero_grad()
+        loss_q.backward()
+        mpi_avg_grads(q)
+        q_optimizer.step()
+        logger.store(LossQ=loss_q.item(), **info)
+
+    def update_pi(o):
+        loss_pi = compute_loss_pi(o)
+        pi_optimizer.zero_grad()
+        loss_pi.backward(inputs=list(pi.parameters()))  # no work for gradients of Q's parameters
+        mpi_avg_grads(pi)
+        pi_optimizer.step()
+        logger.store(LossPi=loss_pi.item())
+
+    @torch.no_grad()
+    def update_targets():
+        torch._foreach_lerp_(target_params, model_params, 1 - args.polyak)
+
+    def update(n):
+        o, a, r, o2, d = map(torch.as_tensor, buf.sample_batch(args.batch_size, rng))
+        noise2 = torch.as_tensor(rng.standard_normal(a.shape, np.float32))
+        update_q(o, a, r, o2, d, noise2)
+        if n % args.policy_delay == 0:
+            update_pi(o)
+            update_targets()
+
+    # Act in NumPy, on arrays that share the memory of the network's parameters
+    pi_params = [x.numpy() for x in pi.state_dict().values()]
+    o = weights_rng.standard_normal(obs_dim, np.float32)
+    if not np.allclose(pi_numpy(pi_params, o), pi(torch.as_tensor(o)).detach(), atol=1e-4):
+        fail("pi_numpy and pi disagree: change pi_numpy as the network was changed")
+
+    def test_agent():
+        for i in range(proc_id(), args.num_test_episodes, num_procs()):
+            o, ep_ret, ep_len, over = test_env.reset(seed=i)[0], 0.0, 0, False
+            while not over:
+                o, r, d, truncated, _ = test_env.step(act(pi_params, o).clip(low, high))
+                ep_ret, ep_len = ep_ret + r, ep_len + 1
+                over = d or truncated or ep_len == args.steps_per_epoch
+            logger.store(TestEpRet=ep_ret, TestEpLen=ep_len)
+
+    # Loop
+    updates = 0
+    o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
+    for epoch in range(args.epochs):
+        for t in range(local_steps):
+            steps = epoch * local_steps + t + 1  # of this rank, with the one to come
+            a = rng.uniform(low, high).astype(np.float32)
+            if steps * num_procs() > args.start_steps:
+                a = act(pi_params, o, rng, args.act_noise).clip(low, high)
+            o2, r, d, truncated, _ = env.step(a)
+            buf.store(o, a, r, o2, d)
+            o, ep_ret, ep_len = o2, ep_ret + r, ep_len + 1
+            if d or truncated:
+                logger.store(EpRet=ep_ret, EpLen=ep_len)
+                o, ep_ret, ep_len = env.reset()[0], 0.0, 0
+            if steps * num_procs() >= args.update_after and steps % args.update_every == 0:
+                for _ in range(args.update_every):
+                    updates += 1
+                    update(updates)
+            logger.progress(epoch, t, local_steps)
+
+        test_agent()
+        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
+            save_model(logger.folder, model)
+
+        logger.log_tabular("Epoch", epoch)
+        logger.log_tabular("EpRet", with_min_and_max=True)
+        logger.log_tabular("TestEpRet", with_min_and_max=True)
+        logger.log_tabular("EpLen", average_only=True)
+        logger.log_tabular("TestEpLen", average_only=True)
+        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * args.steps_per_epoch)
+        logger.log_tabular("Q1Vals", with_min_and_max=True)
+        logger.log_tabular("Q2Vals", with_min_and_max=True)
+        logger.log_tabular("LossPi", average_only=True)
+        logger.log_tabular("LossQ", average_only=True)
+        logger.dump_tabular()
+    return logger.folder
+
+
+if __name__ == "__main__":
+    args = parse_args(Args, __doc__)
+    mpi_fork(args.cpu)
+    main(args)
