@@ -158,8 +158,7 @@ def main(args):
     q1 = QFunction("q1", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     pi_targ = Policy("pi_targ", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     q1_targ = QFunction("q1_targ", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
-    model_params = pi.params + q1.params
-    target_params = pi_targ.params + q1_targ.params
+    pairs = list(zip(pi_targ.params + q1_targ.params, pi.params + q1.params))
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
     # Losses
@@ -180,17 +179,12 @@ def main(args):
         train_pi = MpiAdamOptimizer(args.pi_lr).minimize(loss_pi, pi.net.params)
 
     with tf.control_dependencies([train_pi]):
-        update_targets = tf.group(
-            [
-                old.assign(args.polyak * old + (1 - args.polyak) * new)
-                for old, new in zip(target_params, model_params)
-            ]
-        )
+        update_targets = [t.assign(args.polyak * t + (1 - args.polyak) * p) for t, p in pairs]
 
     mode = pi(o_ph)
     sess = make_session(args.threads)
     sess.run(sync_all_params())
-    sess.run([old.assign(new) for old, new in zip(target_params, model_params)])
+    sess.run([t.assign(p) for t, p in pairs])
     model = Model(sess, {"x": o_ph, "a": a_ph}, {"pi": mode, "q1": q1_vals})
 
     def update():

@@ -174,8 +174,7 @@ def main(args):
     q2 = QFunction("q2", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     q1_targ = QFunction("q1_targ", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     q2_targ = QFunction("q2_targ", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
-    model_params = q1.params + q2.params
-    target_params = q1_targ.params + q2_targ.params
+    pairs = list(zip(q1_targ.params + q2_targ.params, q1.params + q2.params))
     log_alpha = tf.get_variable("log_alpha", initializer=np.float32(np.log(args.alpha)))
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
@@ -207,17 +206,12 @@ def main(args):
         train_alpha = MpiAdamOptimizer(args.lr).minimize(loss_alpha, [log_alpha])
 
     with tf.control_dependencies([train_pi]):
-        update_targets = tf.group(
-            [
-                old.assign(args.polyak * old + (1 - args.polyak) * new)
-                for old, new in zip(target_params, model_params)
-            ]
-        )
+        update_targets = [t.assign(args.polyak * t + (1 - args.polyak) * p) for t, p in pairs]
 
     mode = pi(o_ph, tf.zeros([1, act_dim]))[0]
     sess = make_session(args.threads)
     sess.run(sync_all_params())
-    sess.run([old.assign(new) for old, new in zip(target_params, model_params)])
+    sess.run([t.assign(p) for t, p in pairs])
     model = Model(sess, {"x": o_ph, "a": a_ph}, {"pi": mode, "q1": q1_vals, "q2": q2_vals})
 
     def update():
@@ -226,9 +220,8 @@ def main(args):
         inputs = {o_ph: o, a_ph: a, r_ph: r, o2_ph: o2, d_ph: d}
         inputs |= {noise_ph: noise, noise2_ph: noise2}
         ops = {"LossQ": loss_q, **q_info, "LossPi": loss_pi, **pi_info}
-        logger.store(
-            **sess.run([ops, train_alpha if args.autotune else [], update_targets], inputs)[0]
-        )
+        train = [update_targets, train_alpha] if args.autotune else update_targets
+        logger.store(**sess.run([ops, train], inputs)[0])
 
     # Act in NumPy, on a copy of the network's parameters, taken after each update
     pi_params = sess.run(pi.params)
