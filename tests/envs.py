@@ -47,6 +47,22 @@ class InPlace(gym.Env):
         return self.state, 0.0, bool(self.state[0] >= 10), False, {}
 
 
+class Mixed(Odd):
+    """Five steps an episode; every other one is terminated, the others run out of time."""
+
+    action_space = Box(np.array([-1, 0.5], np.float32), np.array([3, 0.75], np.float32))
+    episodes = 0
+
+    def __init__(self, render_mode=None):
+        super().__init__(action_space=Mixed.action_space, length=5)
+
+    def step(self, a):
+        o, _, over, _, _ = super().step(a)
+        self.episodes += over
+        terminated = over and self.episodes % 2 == 0
+        return o, float(o[0] + a[0]), terminated, over and not terminated, {}
+
+
 class Raises(Odd):
     """Fails on the last rank after a while."""
 
@@ -80,4 +96,5 @@ SPACES = {
 for name, kwargs in SPACES.items():
     gym.register(f"{name}-v0", entry_point=Odd, kwargs=kwargs)
 gym.register("InPlace-v0", entry_point=InPlace)
+gym.register("Mixed-v0", entry_point=Mixed)
 gym.register("Raises-v0", entry_point=Raises)

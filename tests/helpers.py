@@ -11,9 +11,14 @@ import pandas as pd
 
 ROOT = Path(__file__).parent.parent
 ON_POLICY = ["vpg", "ppo", "trpo"]
-TORCH = [f"{algo}_torch" for algo in ON_POLICY]
-TF1 = [f"{algo}_tf1" for algo in ON_POLICY]
+OFF_POLICY = ["ddpg", "td3", "sac"]
+TORCH = [f"{algo}_torch" for algo in ON_POLICY + OFF_POLICY]
+TF1 = [f"{algo}_tf1" for algo in ON_POLICY + OFF_POLICY]
 SCRIPTS = TORCH + TF1
+ON_POLICY_SCRIPTS = [f"{algo}_{framework}" for framework in ("torch", "tf1") for algo in ON_POLICY]
+OFF_POLICY_SCRIPTS = [
+    f"{algo}_{framework}" for framework in ("torch", "tf1") for algo in OFF_POLICY
+]
 MPIRUN = str(Path(sys.executable).parent / "mpirun")
 
 
@@ -49,24 +54,28 @@ def only_run(data_dir):
 
 
 def params_of(folder):
-    """Read the saved policy and value function: two lists of arrays, layer by layer."""
+    """Read the saved networks: {"pi": arrays, "v" or "q1", "q2": arrays}, layer by layer."""
     folder = Path(folder)
     if (folder / "model.pt").exists():
         import torch
 
         state = torch.load(folder / "model.pt", weights_only=True)
-        state = {name: x.numpy() for name, x in state.items()}
+        arrays = [(name.split(".")[0], x.numpy()) for name, x in state.items()]
     else:
         import tensorflow.compat.v1 as tf
 
         reader = tf.train.load_checkpoint(str(folder / "tf1_save" / "variables" / "variables"))
-        layer = {"log_std": -1}
-        names = sorted(
-            reader.get_variable_to_shape_map(),
-            key=lambda n: (layer.get(n.split("/")[1], n[-1]) != -1, n[-1], "b" in n.split("/")[1]),
-        )
-        state = {name.replace("/", "."): reader.get_tensor(name) for name in names}
-    return [[x for name, x in state.items() if name.startswith(net)] for net in ("pi.", "v.")]
+        names = [name for name in reader.get_variable_to_shape_map() if "/" in name]
+        names.sort(key=layer)
+        arrays = [(name.split("/")[0], reader.get_tensor(name)) for name in names]
+    nets = dict.fromkeys(net for net, _ in arrays if not net.endswith("_targ"))
+    return {net: [x for owner, x in arrays if owner == net] for net in nets}
+
+
+def layer(name):
+    """Order pi/center, pi/half_range, pi/log_std, pi/w0, pi/b0, pi/w1, ... as torch does."""
+    leaf, first = name.split("/")[1], ["center", "half_range", "log_std"]
+    return (first.index(leaf), 0) if leaf in first else (3 + int(leaf[1:]), leaf[0] == "b")
 
 
 def relative_distance(x, y):

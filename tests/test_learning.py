@@ -1,7 +1,7 @@
 """Every script learns, to a level that no random or inverted policy reaches."""
 
 import pytest
-from helpers import SCRIPTS, progress, train
+from helpers import ON_POLICY_SCRIPTS, progress, train
 
 SETTINGS = {
     "vpg": dict(pi_lr=2e-2, steps_per_epoch=1000, epochs=30, train_v_iters=40),
@@ -10,7 +10,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
 def test_cartpole(script, tmp_path):
     settings = SETTINGS[script.split("_")[0]]
     folder = train(script, tmp_path, env_id="CartPole-v1", hidden_sizes=(32,), **settings)
@@ -19,7 +19,7 @@ def test_cartpole(script, tmp_path):
     assert table["AverageEpRet"][-3:].mean() > 120
 
 
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if "vpg" not in s])
+@pytest.mark.parametrize("script", [s for s in ON_POLICY_SCRIPTS if "vpg" not in s])
 def test_a_continuous_task(script, tmp_path):
     settings = SETTINGS[script.split("_")[0]]
     folder = train(script, tmp_path, env_id="InvertedPendulum-v4", hidden_sizes=(32,), **settings)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import scipy.stats
 from gymnasium.spaces import Discrete
-from helpers import ON_POLICY, SCRIPTS, TF1
+from helpers import ON_POLICY, ON_POLICY_SCRIPTS, TF1
 
 GAMMA, LAM = 0.9, 0.7
 
 
-@pytest.fixture(params=SCRIPTS)
+@pytest.fixture(params=ON_POLICY_SCRIPTS)
 def module(request):
     return importlib.import_module(request.param)
 

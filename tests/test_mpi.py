@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import ROOT, SCRIPTS, only_run, progress, relative_distance, start
+from helpers import ON_POLICY_SCRIPTS, ROOT, only_run, progress, relative_distance, start
 
 RECORD = ROOT / "tests" / "record.py"
 SHORT = ["--env-id", "Hopper-v4", "--epochs", "1", "--steps-per-epoch", "1000"]
@@ -15,7 +15,7 @@ def load(path, prefix):
         return [arrays[k] for k in sorted(arrays, key=lambda k: (len(k), k)) if prefix in k]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
 def test_two_ranks_are_one_with_twice_the_data(script, tmp_path):
     out = tmp_path / "two"
     run = start(RECORD, script, out, *SHORT, "--data-dir", tmp_path / "a", cwd=ROOT, ranks=2)

@@ -8,60 +8,102 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import ROOT, SCRIPTS, TF1, TORCH, params_of, progress, start, train
+from helpers import (
+    OFF_POLICY,
+    OFF_POLICY_SCRIPTS,
+    ON_POLICY,
+    ON_POLICY_SCRIPTS,
+    ROOT,
+    SCRIPTS,
+    TF1,
+    TORCH,
+    params_of,
+    progress,
+    start,
+    train,
+)
 
-SHORT = "--env-id CartPole-v1 --epochs 2 --steps-per-epoch 400".split()
-COLUMNS = """Epoch AverageEpRet StdEpRet MaxEpRet MinEpRet EpLen AverageVVals StdVVals MaxVVals
-    MinVVals TotalEnvInteracts LossPi LossV DeltaLossPi DeltaLossV Entropy KL""".split()
-OWN_COLUMNS = {"vpg": [], "ppo": ["ClipFrac", "StopIter"], "trpo": ["BacktrackIters"]}
+SHORT = "--env-id Pendulum-v1 --epochs 2 --steps-per-epoch 400".split()
+SHORT_OFF_POLICY = "--start-steps 100 --update-after 300 --num-test-episodes 2".split()
 TIMES = ["Time", "StepsPerSec"]
+
+
+def statistics(key):
+    return [f"{prefix}{key}" for prefix in ("Average", "Std", "Max", "Min")]
+
+
+COLUMNS = {
+    algo: [
+        *("Epoch", *statistics("EpRet"), "EpLen", *statistics("VVals"), "TotalEnvInteracts"),
+        *("LossPi", "LossV", "DeltaLossPi", "DeltaLossV", "Entropy", "KL"),
+    ]
+    for algo in ON_POLICY
+}
+COLUMNS["ppo"] += ["ClipFrac", "StopIter"]
+COLUMNS["trpo"] += ["BacktrackIters"]
+for algo in OFF_POLICY:
+    COLUMNS[algo] = ["Epoch", *statistics("EpRet"), *statistics("TestEpRet"), "EpLen", "TestEpLen"]
+    COLUMNS[algo] += ["TotalEnvInteracts", *statistics("Q1Vals")]
+    COLUMNS[algo] += [] if algo == "ddpg" else statistics("Q2Vals")
+    COLUMNS[algo] += [*statistics("LogPi"), "Alpha"] if algo == "sac" else []
+    COLUMNS[algo] += ["LossPi", "LossQ"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_copied_with_common_into_an_empty_folder_it_runs(script, tmp_path):
+    algo, framework = script.split("_")
     shutil.copy(ROOT / f"{script}.py", tmp_path)
     shutil.copytree(ROOT / "common", tmp_path / "common")
-    first = start(f"{script}.py", *SHORT, cwd=tmp_path)
+    argv = [*SHORT, *(SHORT_OFF_POLICY if algo in OFF_POLICY else [])]
+    first = start(f"{script}.py", *argv, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert first.stderr == ""
-    folder = tmp_path / "runs" / f"{script}_CartPole-v1" / f"{script}_CartPole-v1_s0"
+    folder = tmp_path / "runs" / f"{script}_Pendulum-v1" / f"{script}_Pendulum-v1_s0"
     table = progress(folder)
-    assert list(table) == [*COLUMNS, *OWN_COLUMNS[script.split("_")[0]], *TIMES]
+    assert list(table) == [*COLUMNS[algo], *TIMES]
     assert list(table["TotalEnvInteracts"]) == [400, 800]
+    assert np.isfinite(table.to_numpy()).all(), "updates were really executed"
     assert all(key in first.stdout for key in table)
 
-    # The folder is never overwritten by accident, and the same command gives the same numbers.
-    again = start(f"{script}.py", *SHORT, cwd=tmp_path)
+    # The folder is never overwritten by accident.
+    again = start(f"{script}.py", *argv, cwd=tmp_path)
     assert again.returncode == 2
     assert re.fullmatch(rf"{script}\.py: error: .*--overwrite.*--exp-name.*--seed\n", again.stderr)
-    third = start(f"{script}.py", *SHORT, "--overwrite", cwd=tmp_path)
+
+    # The same command gives the same numbers, and imports one framework only.
+    code = f"""
+import runpy, sys
+sys.argv = {[f"{script}.py", *argv, "--overwrite"]}
+sys.path.insert(0, ".")
+runpy.run_path("{script}.py", run_name="__main__")
+print(sorted({{"torch", "tensorflow"}} & set(sys.modules)))
+"""
+    third = start("-c", code, cwd=tmp_path)
     assert third.returncode == 0, third.stderr
     assert table.drop(columns=TIMES).equals(progress(folder).drop(columns=TIMES))
+    imported = "torch" if framework == "torch" else "tensorflow"
+    assert third.stdout.splitlines()[-1] == str([imported])
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_imports_its_own_framework_only(script, tmp_path):
-    code = f"""
-import sys, {script}
-{script}.main({script}.Args(env_id='CartPole-v1', epochs=1, steps_per_epoch=100, data_dir='r'))
-print(sorted({{'torch', 'tensorflow'}} & set(sys.modules)))
-"""
-    (tmp_path / "check.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}")
-    run = start(tmp_path / "check.py", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[-1] == str(["torch" if script in TORCH else "tensorflow"])
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_explains_every_argument(script):
-    run = start(f"{script}.py", "--help")
-    assert run.returncode == 0
-    text = " ".join(re.sub("[│╭╮╰╯─]", " ", run.stdout).split())
+def test_help_explains_every_argument(script, monkeypatch, capsys):
+    module = importlib.import_module(script)
+    monkeypatch.setattr("sys.argv", [f"{script}.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        module.parse_args(module.Args, module.__doc__)
+    assert ended.value.code == 0
+    text = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
     source = (ROOT / f"{script}.py").read_text()
-    for field in dataclasses.fields(importlib.import_module(script).Args):
+    for field in dataclasses.fields(module.Args):
         comment = re.search(rf"^    {field.name}: .*  # (.*)$", source, re.M).group(1)
         flag = "--" + field.name.replace("_", "-")
         assert re.search(rf"{flag} .*?{re.escape(comment)}", text), flag
+
+
+def test_help_under_mpirun_is_printed_once():
+    run = start("ppo_torch.py", "--help", ranks=2)
+    assert run.returncode == 0
+    assert run.stdout.count("--clip-ratio") == 1
 
 
 def test_shared_arguments_come_first_and_in_one_order():
@@ -109,13 +151,15 @@ def test_the_saved_model_is_the_last_update(tmp_path):
             train(script, tmp_path, env_id="CartPole-v1", epochs=2, exp_name="x", save_freq=5)
         )
         shutil.rmtree(tmp_path / "x")
-        for p, q, r in zip(short[0], long[0], kept[0]):
+        for p, q, r in zip(short["pi"], long["pi"], kept["pi"]):
             assert not np.array_equal(p, q)
             np.testing.assert_array_equal(q, r)
 
 
-@pytest.mark.parametrize("script", TF1)
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(
+    ("script", "env_id"),
+    [("vpg_tf1", "CartPole-v1"), *((script, "Pendulum-v1") for script in TF1)],
+)
 def test_tf1_save_restores(script, env_id, tmp_path):
     import tensorflow.compat.v1 as tf
 
@@ -126,13 +170,24 @@ def test_tf1_save_restores(script, env_id, tmp_path):
     o = np.random.default_rng(0).standard_normal((5, 4 if "Cart" in env_id else 3))
     with tf.Session(graph=tf.Graph()) as sess:
         model = restore_tf_graph(sess, folder / "tf1_save")
-        assert set(model) == {"x", "a", "pi", "v", "logp"}
-        a, v = sess.run([model["pi"], model["v"]], {model["x"]: o})
-        sess.run(model["logp"], {model["x"]: o, model["a"]: a})
-    pi_params, _ = params_of(folder)
+        values = {"ddpg": {"q1"}, "td3": {"q1", "q2"}, "sac": {"q1", "q2"}}
+        values = values.get(script.split("_")[0], {"v", "logp"})
+        assert set(model) == {"x", "a", "pi", *values}
+        a = sess.run(model["pi"], {model["x"]: o})
+        for key in values:
+            assert sess.run(model[key], {model["x"]: o, model["a"]: a}).shape == (5,)
+    pi_params = params_of(folder)["pi"]
     expected = [module.act(pi_params, x.astype(np.float32)) for x in o]
     np.testing.assert_allclose(a, expected, rtol=1e-4, atol=1e-6)
-    assert v.shape == (5,)
+
+
+@pytest.mark.parametrize("script", TORCH)
+def test_model_pt_is_the_policy(script, tmp_path):
+    folder = train(script, tmp_path, env_id="Pendulum-v1", epochs=1, steps_per_epoch=300)
+    module = importlib.import_module(script)
+    a = module.act(params_of(folder)["pi"], np.ones(3, np.float32))
+    assert a.shape == (1,)
+    assert a.dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -143,27 +198,39 @@ def test_tf1_save_restores(script, env_id, tmp_path):
         (["--env-id", "envs:MultiDiscreteAction-v0"], r"MultiDiscrete.*needs Discrete or Box"),
         (["--env-id", "envs:IntegerAction-v0"], r"int64.*needs Discrete or Box"),
         (["--env-id", "envs:SequenceObs-v0"], "cannot be flattened"),
+        (["--env-id", "CartPole-v1"], r"Discrete\(2\), where this script needs Box"),
+        (["--env-id", "envs:UnboundedAction-v0"], "needs finite bounds"),
         (["--data-dir", "/proc/nowhere"], "cannot write to /proc/nowhere"),
     ],
 )
-def test_errors_are_one_sentence(argv, words, tmp_path):
-    run = start(ROOT / "vpg_torch.py", *argv, cwd=tmp_path)
-    assert run.returncode == 2
-    assert re.fullmatch(f"vpg_torch.py: error: .*{words}.*\n", run.stderr)
-    assert run.stdout == ""
+def test_errors_are_one_sentence(argv, words, tmp_path, monkeypatch, capsys):
+    script = "ddpg_torch" if "needs Box" in words or "finite" in words else "vpg_torch"
+    module = importlib.import_module(script)
+    monkeypatch.setattr("sys.argv", [f"{script}.py", *argv])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        module.main(module.parse_args(module.Args, module.__doc__))
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert re.fullmatch(f"{script}.py: error: .*{words}.*\n", shown.err)
+    assert shown.out == ""
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("script", ["ppo_torch", "ppo_tf1"])
+@pytest.mark.parametrize("script", ["ppo_torch", "ppo_tf1", "td3_torch", "sac_tf1"])
 def test_a_changed_network_is_noticed(script, tmp_path):
     source = (ROOT / f"{script}.py").read_text()
-    for old, new in [("nn.Tanh()", "nn.ReLU()"), ("tf.tanh(", "tf.nn.relu(")]:
-        source = source.replace(old, new)
+    changed = source.replace("nn.Tanh()", "nn.ReLU()").replace(
+        "tf.tanh(tf.mat", "tf.nn.relu(tf.mat"
+    )
+    if changed == source:
+        changed = source.replace("nn.ReLU()", "nn.Tanh()").replace("tf.nn.relu(", "tf.tanh(")
+    source = changed
     (tmp_path / f"{script}.py").write_text(source)
     shutil.copytree(ROOT / "common", tmp_path / "common")
     run = start(f"{script}.py", *SHORT, cwd=tmp_path)
     assert run.returncode == 2
-    assert "dist_numpy and pi.dist disagree" in run.stderr
+    assert re.search("(dist_numpy and pi.dist|pi_numpy and pi) disagree", run.stderr)
 
 
 def test_logger_is_quiet_without_a_terminal_and_alive_on_one(tmp_path):
@@ -195,17 +262,20 @@ def _read(leader):
         return b""
 
 
+ODD_OBSERVATIONS = "DictObs TupleObs DiscreteObs ImageObs ScalarObs Float64Obs".split()
+ODD_ACTIONS = "MatrixAction Float64Action AsymmetricAction".split()
+ODD_ON_POLICY = "DiscreteStart UnboundedAction".split()
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize(
-    "name",
-    """DictObs TupleObs DiscreteObs ImageObs ScalarObs Float64Obs DiscreteStart MatrixAction
-    Float64Action AsymmetricAction UnboundedAction""".split(),
-)
-def test_odd_spaces(script, name, tmp_path):
-    folder = train(script, tmp_path, env_id=f"envs:{name}-v0", epochs=2, steps_per_epoch=60)
-    table = progress(folder)
-    assert list(table["EpLen"]) == [20, 20]
-    assert np.isfinite(table.to_numpy()).all()
+def test_odd_spaces(script, tmp_path):
+    settings = dict(epochs=2, steps_per_epoch=60, hidden_sizes=(8,))
+    if script in OFF_POLICY_SCRIPTS:
+        settings |= dict(start_steps=20, update_after=40, update_every=10, replay_size=100)
+    for name in ODD_OBSERVATIONS + ODD_ACTIONS + ODD_ON_POLICY * (script in ON_POLICY_SCRIPTS):
+        table = progress(train(script, tmp_path, env_id=f"envs:{name}-v0", **settings))
+        assert list(table["EpLen"]) == [20, 20]
+        assert np.isfinite(table.to_numpy()).all()
 
 
 def test_observations_changed_in_place_are_kept(tmp_path):
