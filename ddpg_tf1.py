@@ -25,9 +25,10 @@ from gymnasium.spaces import Box
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before the import, or it talks
 import tensorflow.compat.v1 as tf
 
+from common.args import check_args, parse_args
 from common.env import make_env
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, num_procs, parse_args, per_rank, proc_id
+from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
 from common.tf1_utils import Model, MpiAdamOptimizer, make_session, save_model, sync_all_params
 
 
@@ -140,6 +141,7 @@ class ReplayBuffer:
 def main(args):
     """Train and return the run's folder."""
     # Set-up
+    check_args(args)
     tf.reset_default_graph()
     env, test_env = (make_env(args.env_id, args.max_ep_len, (Box,)) for _ in range(2))
     local_steps = per_rank(args.steps_per_epoch)
@@ -179,7 +181,7 @@ def main(args):
         train_pi = MpiAdamOptimizer(args.pi_lr).minimize(loss_pi, pi.net.params)
 
     with tf.control_dependencies([train_pi]):
-        update_targets = [t.assign(args.polyak * t + (1 - args.polyak) * p) for t, p in pairs]
+        update_targets = [t.assign_add((1 - args.polyak) * (p - t)) for t, p in pairs]
 
     mode = pi(o_ph)
     sess = make_session(args.threads)
@@ -199,13 +201,15 @@ def main(args):
     if not np.allclose(pi_numpy(pi_params, o), sess.run(mode, {o_ph: o[None]}), atol=1e-4):
         fail("pi_numpy and pi disagree: change pi_numpy as the network was changed")
 
+    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # an episode may not end
+
     def test_agent():
         for i in range(proc_id(), args.num_test_episodes, num_procs()):
             o, ep_ret, ep_len, over = test_env.reset(seed=i)[0], 0.0, 0, False
             while not over:
                 o, r, d, truncated, _ = test_env.step(act(pi_params, o).clip(low, high))
                 ep_ret, ep_len = ep_ret + r, ep_len + 1
-                over = d or truncated or ep_len == args.steps_per_epoch
+                over = d or truncated or ep_len == test_limit
             logger.store(TestEpRet=ep_ret, TestEpLen=ep_len)
 
     # Loop
@@ -213,8 +217,9 @@ def main(args):
     for epoch in range(args.epochs):
         for t in range(local_steps):
             steps = epoch * local_steps + t + 1  # of this rank, with the one to come
-            a = rng.uniform(low, high).astype(np.float32)
-            if steps * num_procs() > args.start_steps:
+            if steps * num_procs() <= args.start_steps:
+                a = rng.uniform(low, high).astype(np.float32)
+            else:
                 a = act(pi_params, o, rng, args.act_noise).clip(low, high)
             o2, r, d, truncated, _ = env.step(a)
             buf.store(o, a, r, o2, d)
@@ -229,8 +234,6 @@ def main(args):
             logger.progress(epoch, t, local_steps)
 
         test_agent()
-        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model)
 
         logger.log_tabular("Epoch", epoch)
         logger.log_tabular("EpRet", with_min_and_max=True)
@@ -242,6 +245,8 @@ def main(args):
         logger.log_tabular("LossPi", average_only=True)
         logger.log_tabular("LossQ", average_only=True)
         logger.dump_tabular()
+        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
+            save_model(logger.folder, model)
     return logger.folder
 
 

@@ -24,9 +24,10 @@ import torch
 from gymnasium.spaces import Box
 from torch import nn
 
+from common.args import check_args, parse_args
 from common.env import make_env
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, num_procs, parse_args, per_rank, proc_id
+from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
 from common.torch_utils import mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
 
 
@@ -131,6 +132,7 @@ class ReplayBuffer:
 def main(args):
     """Train and return the run's folder."""
     # Set-up
+    check_args(args)
     setup_pytorch_for_mpi(args.threads)
     env, test_env = (make_env(args.env_id, args.max_ep_len, (Box,)) for _ in range(2))
     local_steps = per_rank(args.steps_per_epoch)
@@ -147,8 +149,8 @@ def main(args):
     obs_dim, act_dim = env.observation_space.shape[0], env.action_space.shape[0]
     pi = Policy(obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     q1 = QFunction(obs_dim, env.action_space, args.hidden_sizes, weights_rng)
-    q = nn.ModuleList([q1])
-    model = nn.ModuleDict({"pi": pi, "q1": q1})
+    q = nn.ModuleDict({"q1": q1})
+    model = nn.ModuleDict({"pi": pi, **q})
     sync_params(model)
     targets = copy.deepcopy(model)
     pi_targ, q1_targ = targets.values()
@@ -201,13 +203,15 @@ def main(args):
     if not np.allclose(pi_numpy(pi_params, o), pi(torch.as_tensor(o)).detach(), atol=1e-4):
         fail("pi_numpy and pi disagree: change pi_numpy as the network was changed")
 
+    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # an episode may not end
+
     def test_agent():
         for i in range(proc_id(), args.num_test_episodes, num_procs()):
             o, ep_ret, ep_len, over = test_env.reset(seed=i)[0], 0.0, 0, False
             while not over:
                 o, r, d, truncated, _ = test_env.step(act(pi_params, o).clip(low, high))
                 ep_ret, ep_len = ep_ret + r, ep_len + 1
-                over = d or truncated or ep_len == args.steps_per_epoch
+                over = d or truncated or ep_len == test_limit
             logger.store(TestEpRet=ep_ret, TestEpLen=ep_len)
 
     # Loop
@@ -215,8 +219,9 @@ def main(args):
     for epoch in range(args.epochs):
         for t in range(local_steps):
             steps = epoch * local_steps + t + 1  # of this rank, with the one to come
-            a = rng.uniform(low, high).astype(np.float32)
-            if steps * num_procs() > args.start_steps:
+            if steps * num_procs() <= args.start_steps:
+                a = rng.uniform(low, high).astype(np.float32)
+            else:
                 a = act(pi_params, o, rng, args.act_noise).clip(low, high)
             o2, r, d, truncated, _ = env.step(a)
             buf.store(o, a, r, o2, d)
@@ -230,8 +235,6 @@ def main(args):
             logger.progress(epoch, t, local_steps)
 
         test_agent()
-        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model)
 
         logger.log_tabular("Epoch", epoch)
         logger.log_tabular("EpRet", with_min_and_max=True)
@@ -243,6 +246,8 @@ def main(args):
         logger.log_tabular("LossPi", average_only=True)
         logger.log_tabular("LossQ", average_only=True)
         logger.dump_tabular()
+        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
+            save_model(logger.folder, model)
     return logger.folder
 
 

@@ -30,9 +30,10 @@ from gymnasium.spaces import Box
 from torch import nn
 from torch.nn import functional as F
 
+from common.args import check_args, parse_args
 from common.env import make_env
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, num_procs, parse_args, per_rank, proc_id
+from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
 from common.torch_utils import mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
 
 
@@ -53,7 +54,7 @@ class Args:
     overwrite: bool = False  # replace a run that is already in the folder
     replay_size: int = 1_000_000  # transitions that the replay buffer of a rank holds
     polyak: float = 0.995  # how much of itself a target network keeps in an update
-    lr: float = 1e-3  # learning rate of the policy, the Q-functions and alpha
+    lr: float = 1e-3  # learning rate of the policy, Q and alpha
     batch_size: int = 100  # transitions a rank samples for an update
     start_steps: int = 10_000  # steps of uniformly random actions at first, over all ranks
     update_after: int = 1000  # steps before the first update, over all ranks
@@ -147,6 +148,7 @@ class ReplayBuffer:
 def main(args):
     """Train and return the run's folder."""
     # Set-up
+    check_args(args)
     setup_pytorch_for_mpi(args.threads)
     env, test_env = (make_env(args.env_id, args.max_ep_len, (Box,)) for _ in range(2))
     local_steps = per_rank(args.steps_per_epoch)
@@ -164,13 +166,13 @@ def main(args):
     pi = Policy(obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     q1 = QFunction(obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     q2 = QFunction(obs_dim, env.action_space, args.hidden_sizes, weights_rng)
-    q = nn.ModuleList([q1, q2])
-    model = nn.ModuleDict({"pi": pi, "q1": q1, "q2": q2})
+    q = nn.ModuleDict({"q1": q1, "q2": q2})
+    model = nn.ModuleDict({"pi": pi, **q})
     sync_params(model)
-    targets = copy.deepcopy(model)
-    _, q1_targ, q2_targ = targets.values()
-    model_params, target_params = list(model.parameters()), list(targets.parameters())
-    log_alpha = nn.ParameterList([torch.tensor(np.log(args.alpha), dtype=torch.float32)])
+    targets = copy.deepcopy(q)
+    q1_targ, q2_targ = targets.values()
+    q_params, target_params = list(q.parameters()), list(targets.parameters())
+    log_alpha = nn.ParameterList([torch.tensor(float(args.alpha)).log()])
     pi_optimizer = torch.optim.Adam(pi.parameters(), args.lr, fused=True)
     q_optimizer = torch.optim.Adam(q.parameters(), args.lr, fused=True)
     alpha_optimizer = torch.optim.Adam(log_alpha.parameters(), args.lr, fused=True)
@@ -221,7 +223,7 @@ def main(args):
 
     @torch.no_grad()
     def update_targets():
-        torch._foreach_lerp_(target_params, model_params, 1 - args.polyak)
+        torch._foreach_lerp_(target_params, q_params, 1 - args.polyak)
 
     def update():
         o, a, r, o2, d = map(torch.as_tensor, buf.sample_batch(args.batch_size, rng))
@@ -239,13 +241,15 @@ def main(args):
         if not np.allclose(x, y.detach(), atol=1e-4):
             fail("dist_numpy and pi.dist disagree: change dist_numpy as the network was changed")
 
+    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # an episode may not end
+
     def test_agent():
         for i in range(proc_id(), args.num_test_episodes, num_procs()):
             o, ep_ret, ep_len, over = test_env.reset(seed=i)[0], 0.0, 0, False
             while not over:
                 o, r, d, truncated, _ = test_env.step(act(pi_params, o).clip(low, high))
                 ep_ret, ep_len = ep_ret + r, ep_len + 1
-                over = d or truncated or ep_len == args.steps_per_epoch
+                over = d or truncated or ep_len == test_limit
             logger.store(TestEpRet=ep_ret, TestEpLen=ep_len)
 
     # Loop
@@ -253,8 +257,9 @@ def main(args):
     for epoch in range(args.epochs):
         for t in range(local_steps):
             steps = epoch * local_steps + t + 1  # of this rank, with the one to come
-            a = rng.uniform(low, high).astype(np.float32)
-            if steps * num_procs() > args.start_steps:
+            if steps * num_procs() <= args.start_steps:
+                a = rng.uniform(low, high).astype(np.float32)
+            else:
                 a = act(pi_params, o, rng).clip(low, high)
             o2, r, d, truncated, _ = env.step(a)
             buf.store(o, a, r, o2, d)
@@ -268,8 +273,6 @@ def main(args):
             logger.progress(epoch, t, local_steps)
 
         test_agent()
-        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model)
 
         logger.log_tabular("Epoch", epoch)
         logger.log_tabular("EpRet", with_min_and_max=True)
@@ -284,6 +287,8 @@ def main(args):
         logger.log_tabular("LossPi", average_only=True)
         logger.log_tabular("LossQ", average_only=True)
         logger.dump_tabular()
+        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
+            save_model(logger.folder, model)
     return logger.folder
 
 

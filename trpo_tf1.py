@@ -28,9 +28,10 @@ from gymnasium.spaces import Box, Discrete
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before the import, or it talks
 import tensorflow.compat.v1 as tf
 
+from common.args import check_args, parse_args
 from common.env import make_env
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_avg, mpi_fork, mpi_statistics_scalar, parse_args, per_rank, proc_id
+from common.mpi import fail, mpi_avg, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
 from common.tf1_utils import (
     Model,
     MpiAdamOptimizer,
@@ -144,7 +145,7 @@ class ValueFunction:
         self.params = self.net.params
 
     def __call__(self, o):
-        return tf.squeeze(self.net(o), 1)  # [B]: a [B, 1] minus a [B] would be a [B, B]
+        return tf.squeeze(self.net(o), 1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
 def dist_numpy(params, o):
@@ -236,6 +237,7 @@ class GAEBuffer:
 def main(args):
     """Train and return the run's folder."""
     # Set-up
+    check_args(args)
     tf.reset_default_graph()
     env = make_env(args.env_id, args.max_ep_len, (Discrete, Box))
     local_steps = per_rank(args.steps_per_epoch)
@@ -245,6 +247,7 @@ def main(args):
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
+    # Networks
     discrete = isinstance(env.action_space, Discrete)
     obs_dim = env.observation_space.shape[0]
     act_dim = int(env.action_space.n) if discrete else env.action_space.shape[0]
@@ -302,18 +305,18 @@ def main(args):
         step = -np.sqrt(2 * args.delta / (x @ hvp(x) + 1e-8)) * x
         old_params = sess.run(get_params)
 
-        def set_and_eval(scale):
-            sess.run(set_params, {x_ph: old_params + scale * step})
+        def set_and_eval(new_params):
+            sess.run(set_params, {x_ph: new_params})
             return mpi_avg(sess.run([loss_pi, info["kl"]], inputs))
 
         # Ranks compare the same averages, so they decide alike
         loss_pi_old = mpi_avg(loss_pi_old)
         for j in range(args.backtrack_iters):
-            loss_pi_new, kl_new = set_and_eval(args.backtrack_coeff**j)
+            loss_pi_new, kl_new = set_and_eval(old_params + args.backtrack_coeff**j * step)
             if args.algo == "npg" or (kl_new <= args.delta and loss_pi_new <= loss_pi_old):
                 break
         else:
-            j, (loss_pi_new, kl_new) = args.backtrack_iters, set_and_eval(0.0)
+            j, (loss_pi_new, kl_new) = args.backtrack_iters, set_and_eval(old_params)
 
         for _ in range(args.train_v_iters):
             sess.run(train_v, inputs)
@@ -349,8 +352,6 @@ def main(args):
 
         update()
         pi_params = sess.run(pi.params)
-        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model)
 
         logger.log_tabular("Epoch", epoch)
         logger.log_tabular("EpRet", with_min_and_max=True)
@@ -365,6 +366,8 @@ def main(args):
         logger.log_tabular("KL", average_only=True)
         logger.log_tabular("BacktrackIters", average_only=True)
         logger.dump_tabular()
+        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
+            save_model(logger.folder, model)
     return logger.folder
 
 

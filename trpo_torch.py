@@ -26,9 +26,10 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
+from common.args import check_args, parse_args
 from common.env import make_env
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_avg, mpi_fork, mpi_statistics_scalar, parse_args, per_rank, proc_id
+from common.mpi import fail, mpi_avg, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
 from common.torch_utils import mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
 
 
@@ -126,7 +127,7 @@ class ValueFunction(nn.Module):
         self.net = mlp([obs_dim, *hidden_sizes, 1], rng)
 
     def forward(self, o):
-        return self.net(o).squeeze(1)  # [B]: a [B, 1] minus a [B] would be a [B, B]
+        return self.net(o).squeeze(1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
 def dist_numpy(params, o):
@@ -219,6 +220,7 @@ class GAEBuffer:
 def main(args):
     """Train and return the run's folder."""
     # Set-up
+    check_args(args)
     setup_pytorch_for_mpi(args.threads)
     env = make_env(args.env_id, args.max_ep_len, (Discrete, Box))
     local_steps = per_rank(args.steps_per_epoch)
@@ -228,6 +230,7 @@ def main(args):
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
+    # Networks
     discrete = isinstance(env.action_space, Discrete)
     obs_dim = env.observation_space.shape[0]
     act_dim = int(env.action_space.n) if discrete else env.action_space.shape[0]
@@ -280,8 +283,8 @@ def main(args):
         step = -np.sqrt(2 * args.delta / (x @ hvp(x) + 1e-8)) * x
         old_params = torch.cat([p.detach().flatten() for p in params]).numpy()
 
-        def set_and_eval(scale):
-            assign_params_from_flat(old_params + scale * step, params)
+        def set_and_eval(new_params):
+            assign_params_from_flat(new_params, params)
             with torch.no_grad():
                 loss_pi, info = compute_loss_pi(o, a, adv, logp_old, dist_old)
             return mpi_avg([loss_pi.item(), info["kl"].item()])
@@ -289,11 +292,11 @@ def main(args):
         # Ranks compare the same averages, so they decide alike
         loss_pi_old = mpi_avg(loss_pi.item())
         for j in range(args.backtrack_iters):
-            loss_pi_new, kl_new = set_and_eval(args.backtrack_coeff**j)
+            loss_pi_new, kl_new = set_and_eval(old_params + args.backtrack_coeff**j * step)
             if args.algo == "npg" or (kl_new <= args.delta and loss_pi_new <= loss_pi_old):
                 break
         else:
-            j, (loss_pi_new, kl_new) = args.backtrack_iters, set_and_eval(0.0)
+            j, (loss_pi_new, kl_new) = args.backtrack_iters, set_and_eval(old_params)
 
         for _ in range(args.train_v_iters):
             v_optimizer.zero_grad()
@@ -332,8 +335,6 @@ def main(args):
             logger.progress(epoch, t, local_steps)
 
         update()
-        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model)
 
         logger.log_tabular("Epoch", epoch)
         logger.log_tabular("EpRet", with_min_and_max=True)
@@ -348,6 +349,8 @@ def main(args):
         logger.log_tabular("KL", average_only=True)
         logger.log_tabular("BacktrackIters", average_only=True)
         logger.dump_tabular()
+        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
+            save_model(logger.folder, model)
     return logger.folder
 
 

@@ -22,9 +22,10 @@ from gymnasium.spaces import Box, Discrete
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before the import, or it talks
 import tensorflow.compat.v1 as tf
 
+from common.args import check_args, parse_args
 from common.env import make_env
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, mpi_statistics_scalar, parse_args, per_rank, proc_id
+from common.mpi import fail, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
 from common.tf1_utils import Model, MpiAdamOptimizer, make_session, save_model, sync_all_params
 
 
@@ -115,7 +116,7 @@ class ValueFunction:
         self.params = self.net.params
 
     def __call__(self, o):
-        return tf.squeeze(self.net(o), 1)  # [B]: a [B, 1] minus a [B] would be a [B, B]
+        return tf.squeeze(self.net(o), 1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
 def dist_numpy(params, o):
@@ -178,6 +179,7 @@ class GAEBuffer:
 def main(args):
     """Train and return the run's folder."""
     # Set-up
+    check_args(args)
     tf.reset_default_graph()
     env = make_env(args.env_id, args.max_ep_len, (Discrete, Box))
     local_steps = per_rank(args.steps_per_epoch)
@@ -187,6 +189,7 @@ def main(args):
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
+    # Networks
     discrete = isinstance(env.action_space, Discrete)
     obs_dim = env.observation_space.shape[0]
     act_dim = int(env.action_space.n) if discrete else env.action_space.shape[0]
@@ -261,8 +264,6 @@ def main(args):
 
         update()
         pi_params = sess.run(pi.params)
-        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model)
 
         logger.log_tabular("Epoch", epoch)
         logger.log_tabular("EpRet", with_min_and_max=True)
@@ -276,6 +277,8 @@ def main(args):
         logger.log_tabular("Entropy", average_only=True)
         logger.log_tabular("KL", average_only=True)
         logger.dump_tabular()
+        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
+            save_model(logger.folder, model)
     return logger.folder
 
 

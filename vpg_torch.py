@@ -20,9 +20,10 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
+from common.args import check_args, parse_args
 from common.env import make_env
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, mpi_statistics_scalar, parse_args, per_rank, proc_id
+from common.mpi import fail, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
 from common.torch_utils import mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
 
 
@@ -105,7 +106,7 @@ class ValueFunction(nn.Module):
         self.net = mlp([obs_dim, *hidden_sizes, 1], rng)
 
     def forward(self, o):
-        return self.net(o).squeeze(1)  # [B]: a [B, 1] minus a [B] would be a [B, B]
+        return self.net(o).squeeze(1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
 def dist_numpy(params, o):
@@ -168,6 +169,7 @@ class GAEBuffer:
 def main(args):
     """Train and return the run's folder."""
     # Set-up
+    check_args(args)
     setup_pytorch_for_mpi(args.threads)
     env = make_env(args.env_id, args.max_ep_len, (Discrete, Box))
     local_steps = per_rank(args.steps_per_epoch)
@@ -177,6 +179,7 @@ def main(args):
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
+    # Networks
     discrete = isinstance(env.action_space, Discrete)
     obs_dim = env.observation_space.shape[0]
     act_dim = int(env.action_space.n) if discrete else env.action_space.shape[0]
@@ -255,8 +258,6 @@ def main(args):
             logger.progress(epoch, t, local_steps)
 
         update()
-        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model)
 
         logger.log_tabular("Epoch", epoch)
         logger.log_tabular("EpRet", with_min_and_max=True)
@@ -270,6 +271,8 @@ def main(args):
         logger.log_tabular("Entropy", average_only=True)
         logger.log_tabular("KL", average_only=True)
         logger.dump_tabular()
+        if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
+            save_model(logger.folder, model)
     return logger.folder
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.mpi import comm, fail, mpi_statistics_scalar, num_procs, proc_id
+from common.mpi import comm, fail, mpi_statistics_scalar, mpi_sum, num_procs, proc_id
 
 RUN_FILES = ("config.json", "progress.txt", "events.out.tfevents.*", "model.pt", "tf1_save*")
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py")
@@ -29,6 +29,7 @@ class EpochLogger:
         name = args.exp_name or re.sub(r"[^\w.-]+", "-", f"{script}_{args.env_id}")
         self.folder = Path(args.data_dir) / name / f"{name}_s{args.seed}"
         self.args, self.stored, self.row, self.header = args, {}, {}, None
+        self.broken = []
         problem = self._open(args, script) if proc_id() == 0 else None
         problem = comm.bcast(problem)
         if problem:
@@ -70,6 +71,8 @@ class EpochLogger:
             return
         values = np.concatenate(self.stored.pop(key, [np.empty(0)]))
         mean, std, low, high = mpi_statistics_scalar(values, with_min_and_max=True)
+        if not np.isfinite(mean) and mpi_sum(values.size):
+            self.broken.append(f"{key} is {mean}")
         self.row[key if average_only else f"Average{key}"] = mean
         if not average_only:
             self.row[f"Std{key}"] = std
@@ -77,7 +80,7 @@ class EpochLogger:
             self.row[f"Max{key}"], self.row[f"Min{key}"] = high, low
 
     def dump_tabular(self):
-        """Print the epoch's row as a table and append it to the run's files."""
+        """Print the epoch's row, append it to the run's files, stop if a number is not finite."""
         now = time.time()
         self.row["Time"] = now - self.start_time
         self.row["StepsPerSec"] = self.args.steps_per_epoch / (now - self.epoch_start)
@@ -93,6 +96,11 @@ class EpochLogger:
             rule = "-" * len(lines[0])
             clear = "\r\x1b[K" if self.next_progress < np.inf else ""
             print(clear + "\n".join([rule, *lines, rule]), flush=True)
+        if self.broken:
+            epoch, broken = self.row["Epoch"], ", ".join(self.broken)
+            fail(
+                f"stopped in epoch {epoch}: {broken}; {self.folder} keeps what was saved before", 1
+            )
         self.row = {}
 
     def progress(self, epoch, step, steps):

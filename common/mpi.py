@@ -4,14 +4,12 @@ Importing this module makes an exception on any rank end the whole job: the othe
 otherwise wait for the failed one in an Allreduce for ever.
 """
 
-import contextlib
 import os
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
-import tyro
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
@@ -40,7 +38,7 @@ def broadcast(x, root=0):
 def mpi_op(x, op):
     """Reduce a number or an array over all ranks; all but float32 arrays become float64."""
     x = np.asarray(x, order="C")
-    x = x if x.dtype == np.float32 else x.astype(np.float64)
+    x = x if x.ndim and x.dtype == np.float32 else x.astype(np.float64)
     out = np.empty_like(x)
     allreduce(x, out, op=op)
     return out if out.ndim else out.item()
@@ -69,15 +67,6 @@ def mpi_statistics_scalar(x, with_min_and_max=False):
     return (mean, std, low, high) if n else (mean, std, np.nan, np.nan)
 
 
-def parse_args(dataclass, doc):
-    """Read the command line into the dataclass; of several ranks one prints help and errors."""
-    with open(os.devnull, "w") as null:
-        out, err = (null, null) if proc_id() else (sys.stdout, sys.stderr)
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            config = [tyro.conf.FlagCreatePairsOff]
-            return tyro.cli(dataclass, description=doc.splitlines()[0], config=config)
-
-
 def per_rank(steps):
     """Return this rank's share of an epoch's steps."""
     if steps % num_procs():
@@ -87,7 +76,8 @@ def per_rank(steps):
 
 def mpi_fork(n):
     """Start this script again under `mpirun -np n`, unless n is one or this is an MPI job."""
-    if n <= 1 or not {"PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"}.isdisjoint(os.environ):
+    launched = not {"PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"}.isdisjoint(os.environ)
+    if n == 1 or launched or num_procs() > 1:
         return
     # The launcher beside the interpreter is the one that this environment's mpi4py belongs to.
     mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
@@ -96,11 +86,11 @@ def mpi_fork(n):
     os.execv(mpirun, [mpirun, "-np", str(n), sys.executable, *sys.argv])
 
 
-def fail(message):
+def fail(message, code=2):
     """End with one sentence on what the user can mend, printed once; every rank must call it."""
     if proc_id() == 0:
         print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _end_all_ranks(kind, value, trace):

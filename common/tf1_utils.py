@@ -98,10 +98,11 @@ class Model:
 
 
 def save_model(folder, model):
-    """Write a SavedModel to tf1_save/; a reader finds the old one or the new one, no mixture."""
+    """Write a SavedModel to tf1_save/; a reader finds a whole one, old or new, or none."""
     if proc_id() == 0:
         new, old = folder / "tf1_save.new", folder / "tf1_save.old"
-        shutil.rmtree(new, ignore_errors=True)
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
         (new / "variables").mkdir(parents=True)
         (new / "saved_model.pb").write_bytes(model.graph)
         path = str(new / "variables" / "variables")

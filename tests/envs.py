@@ -47,6 +47,20 @@ class InPlace(gym.Env):
         return self.state, 0.0, bool(self.state[0] >= 10), False, {}
 
 
+class WideObs(Odd):
+    """Declares bounds that float32 cannot hold; what it observes is small."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(observation_space=Box(-1e39, 1e39, (3,), np.float64))
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0] * 1e-39, {}
+
+    def step(self, a):
+        o, *rest = super().step(a)
+        return o * 1e-39, *rest
+
+
 class Mixed(Odd):
     """Five steps an episode; every other one is terminated, the others run out of time."""
 
@@ -61,6 +75,26 @@ class Mixed(Odd):
         self.episodes += over
         terminated = over and self.episodes % 2 == 0
         return o, float(o[0] + a[0]), terminated, over and not terminated, {}
+
+
+class NanReward(Odd):
+    """Pays NaN from the 150th step on."""
+
+    steps = 0
+
+    def step(self, a):
+        self.steps += 1
+        o, r, *rest = super().step(a)
+        return o, np.nan if self.steps >= 150 else r, *rest
+
+
+class MissingOnOne(Odd):
+    """Cannot be made on the last of two ranks."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        if proc_id() == 1:
+            raise gym.error.DependencyNotInstalled("this machine lacks the simulator")
 
 
 class Raises(Odd):
@@ -81,8 +115,9 @@ SPACES = {
     "ScalarObs": dict(observation_space=Box(-1, 1, ())),
     "Float64Obs": dict(observation_space=Box(-1, 1, (3,), np.float64)),
     "DiscreteStart": dict(action_space=Discrete(3, start=5)),
+    "SmallDiscrete": dict(action_space=Discrete(3, dtype=np.int32)),
     "MatrixAction": dict(action_space=Box(-1, 1, (2, 3))),
-    "Float64Action": dict(action_space=Box(-1, 1, (2,), np.float64)),
+    "Float64Action": dict(action_space=Box(-0.1, 0.1, (2,), np.float64)),
     "AsymmetricAction": dict(
         action_space=Box(np.array([-1, 0.5], np.float32), np.array([3, 0.75], np.float32))
     ),
@@ -96,5 +131,8 @@ SPACES = {
 for name, kwargs in SPACES.items():
     gym.register(f"{name}-v0", entry_point=Odd, kwargs=kwargs)
 gym.register("InPlace-v0", entry_point=InPlace)
+gym.register("WideObs-v0", entry_point=WideObs)
 gym.register("Mixed-v0", entry_point=Mixed)
+gym.register("NanReward-v0", entry_point=NanReward)
+gym.register("MissingOnOne-v0", entry_point=MissingOnOne)
 gym.register("Raises-v0", entry_point=Raises)

@@ -75,6 +75,14 @@ def test_indivisible_steps_are_an_error_printed_once(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_environment_that_one_rank_lacks_is_an_error_on_all(tmp_path):
+    command = ["ppo_torch.py", "--env-id", "envs:MissingOnOne-v0", "--data-dir", tmp_path]
+    run = start(*command, ranks=2, timeout=60)
+    assert run.returncode == 2
+    assert run.stderr.count("this machine lacks the simulator") == 1
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("script", ["ppo_torch", "ppo_tf1"])
 def test_one_rank_raising_ends_the_job(script, tmp_path):
     command = [f"{script}.py", "--env-id", "envs:Raises-v0", "--steps-per-epoch", "200"]

@@ -454,13 +454,20 @@ def test_test_episodes_are_the_same_on_any_number_of_ranks(tmp_path):
     assert (tables[0][columns].iloc[0] == tables[0][columns].iloc[1]).all(), "fixed seeds"
 
 
+def test_test_episodes_have_the_environments_own_length(tmp_path):
+    settings = {**TINY, "env_id": "Pendulum-v1"}
+    assert list(progress(train("ddpg_torch", tmp_path, **settings))["TestEpLen"]) == [200]
+    settings |= dict(max_ep_len=70, exp_name="short")
+    assert list(progress(train("ddpg_torch", tmp_path, **settings))["TestEpLen"]) == [70]
+
+
 def test_an_endless_test_episode_is_cut(tmp_path):
     folder = train("ddpg_torch", tmp_path, **{**TINY, "env_id": "envs:Endless-v0"})
     assert list(progress(folder)["TestEpLen"]) == [60]
 
 
 LEARNING = dict(
-    env_id="Pendulum-v1", hidden_sizes=(64, 64), batch_size=64, update_after=500, start_steps=1000
+    env_id="Pendulum-v1", hidden_sizes=(32, 32), batch_size=32, update_after=500, start_steps=1000
 )
 
 

@@ -24,7 +24,9 @@ from helpers import (
 )
 
 SHORT = "--env-id Pendulum-v1 --epochs 2 --steps-per-epoch 400".split()
-SHORT_OFF_POLICY = "--start-steps 100 --update-after 300 --num-test-episodes 2".split()
+SHORT_OFF_POLICY = (
+    "--hidden-sizes 16 --start-steps 100 --update-after 300 --num-test-episodes 2".split()
+)
 TIMES = ["Time", "StepsPerSec"]
 
 
@@ -64,11 +66,6 @@ def test_copied_with_common_into_an_empty_folder_it_runs(script, tmp_path):
     assert list(table["TotalEnvInteracts"]) == [400, 800]
     assert np.isfinite(table.to_numpy()).all(), "updates were really executed"
     assert all(key in first.stdout for key in table)
-
-    # The folder is never overwritten by accident.
-    again = start(f"{script}.py", *argv, cwd=tmp_path)
-    assert again.returncode == 2
-    assert re.fullmatch(rf"{script}\.py: error: .*--overwrite.*--exp-name.*--seed\n", again.stderr)
 
     # The same command gives the same numbers, and imports one framework only.
     code = f"""
@@ -112,6 +109,20 @@ def test_shared_arguments_come_first_and_in_one_order():
     for script in SCRIPTS:
         fields = [f.name for f in dataclasses.fields(importlib.import_module(script).Args)]
         assert fields[: len(shared)] == shared
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_run_is_never_overwritten_by_accident(script, tmp_path, capsys):
+    settings = dict(env_id="Pendulum-v1", epochs=1, steps_per_epoch=10)
+    folder = train(script, tmp_path, **settings)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(SystemExit) as ended:
+        train(script, tmp_path, **settings)
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert re.search(r"error: .* already holds a run: .*--overwrite.*--exp-name.*--seed\n$", shown)
+    assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert train(script, tmp_path, overwrite=True, **settings) == folder
 
 
 @pytest.mark.parametrize("script", ["ppo_torch", "ppo_tf1"])
@@ -201,6 +212,14 @@ def test_model_pt_is_the_policy(script, tmp_path):
         (["--env-id", "CartPole-v1"], r"Discrete\(2\), where this script needs Box"),
         (["--env-id", "envs:UnboundedAction-v0"], "needs finite bounds"),
         (["--data-dir", "/proc/nowhere"], "cannot write to /proc/nowhere"),
+        (["--seed", "-1"], "--seed must not be negative, as -1 is"),
+        (["--epochs", "0"], "--epochs must be at least 1, not 0"),
+        (["--max-ep-len", "0"], "--max-ep-len must be at least 1, not 0"),
+        (["--hidden-sizes", "64", "0"], r"--hidden-sizes must be at least 1, not \(64, 0\)"),
+        (["--gamma", "1.5"], "--gamma must lie between 0 and 1, where 1.5 does not"),
+        (["--pi-lr", "nan"], "--pi-lr nan is not a finite number"),
+        (["--exp-name", "a/b"], "--exp-name a/b must be a name, without folders"),
+        (["--exp-name", ".."], "--exp-name must be the name of a folder"),
     ],
 )
 def test_errors_are_one_sentence(argv, words, tmp_path, monkeypatch, capsys):
@@ -215,6 +234,30 @@ def test_errors_are_one_sentence(argv, words, tmp_path, monkeypatch, capsys):
     assert re.fullmatch(f"{script}.py: error: .*{words}.*\n", shown.err)
     assert shown.out == ""
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "quantity"),
+    [
+        ("ppo_torch", dict(pi_lr=1e30, env_id="Pendulum-v1"), "(Loss|DeltaLoss|KL)"),
+        ("vpg_tf1", dict(env_id="envs:NanReward-v0"), "EpRet"),
+        (
+            "sac_torch",
+            dict(env_id="envs:NanReward-v0", update_after=50, num_test_episodes=0),
+            "LossQ",
+        ),
+    ],
+)
+def test_what_is_not_finite_stops_the_run(script, settings, quantity, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        train(script, tmp_path, epochs=9, steps_per_epoch=100, **settings)
+    assert ended.value.code == 1
+    shown = capsys.readouterr().err
+    assert re.search(rf"error: stopped in epoch \d: .*{quantity}.* is (nan|inf)", shown), shown
+    (folder,) = tmp_path.glob("*/*")
+    if (folder / "model.pt").exists():
+        for arrays in params_of(folder).values():
+            assert all(np.isfinite(x).all() for x in arrays), "the last good model stays"
 
 
 @pytest.mark.parametrize("script", ["ppo_torch", "ppo_tf1", "td3_torch", "sac_tf1"])
@@ -262,9 +305,9 @@ def _read(leader):
         return b""
 
 
-ODD_OBSERVATIONS = "DictObs TupleObs DiscreteObs ImageObs ScalarObs Float64Obs".split()
+ODD_OBSERVATIONS = "DictObs TupleObs DiscreteObs ImageObs ScalarObs Float64Obs WideObs".split()
 ODD_ACTIONS = "MatrixAction Float64Action AsymmetricAction".split()
-ODD_ON_POLICY = "DiscreteStart UnboundedAction".split()
+ODD_ON_POLICY = "DiscreteStart SmallDiscrete UnboundedAction".split()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -272,7 +315,11 @@ def test_odd_spaces(script, tmp_path):
     settings = dict(epochs=2, steps_per_epoch=60, hidden_sizes=(8,))
     if script in OFF_POLICY_SCRIPTS:
         settings |= dict(start_steps=20, update_after=40, update_every=10, replay_size=100)
-    for name in ODD_OBSERVATIONS + ODD_ACTIONS + ODD_ON_POLICY * (script in ON_POLICY_SCRIPTS):
+    if script in ("ppo_torch", "sac_torch"):
+        names = ODD_OBSERVATIONS + ODD_ACTIONS
+    else:  # they share the code that makes environments
+        names = ["DictObs", "AsymmetricAction"]
+    for name in names + ODD_ON_POLICY * (script in ON_POLICY_SCRIPTS):
         table = progress(train(script, tmp_path, env_id=f"envs:{name}-v0", **settings))
         assert list(table["EpLen"]) == [20, 20]
         assert np.isfinite(table.to_numpy()).all()
@@ -284,7 +331,7 @@ def test_observations_changed_in_place_are_kept(tmp_path):
     module = importlib.import_module("vpg_torch")
     args = module.Args(env_id="envs:InPlace-v0", epochs=1, steps_per_epoch=20)
     args.data_dir = str(tmp_path)
-    o = record("vpg_torch", args)["batches"][0][0]
+    o = record("vpg_torch", args).batches[0][0]
     np.testing.assert_array_equal(o[:, 0], [*range(10), *range(10)])
 
 

@@ -7,12 +7,16 @@ import pytest
 from helpers import OFF_POLICY, OFF_POLICY_SCRIPTS, ON_POLICY, ON_POLICY_SCRIPTS, ROOT, SCRIPTS
 
 FAMILIES = [ON_POLICY, OFF_POLICY]
-# Lines of shared sections that are there because of the algorithm.
+# Lines of a shared loop that are there because of the algorithm: its columns, TD3's count of
+# updates for the delay, and how an action is drawn.
 OWN_LINES = re.compile(
-    r".*\b(ClipFrac|StopIter|BacktrackIters|pi_optimizer|q_optimizer|alpha_optimizer|log_alpha"
-    r"|q2|q2_targ|Q2Vals|LogPi|Alpha|q1_targ|model|q|pairs|target_params|pi_targ|updates|update"
-    r"|pi_numpy|dist_numpy|act|fail)\b.*\n|.*np\.allclose.*\n"
+    r' *logger.log_tabular."(ClipFrac|StopIter|BacktrackIters|Q2Vals|LogPi|Alpha)".*\n'
+    r"| *updates (=|\+=) \d\n"
 )
+OWN_CALLS = [
+    ("update(updates)", "update()"),
+    ("act(pi_params, o, rng, args.act_noise)", "act(pi_params, o, rng)"),
+]
 
 
 def source(script):
@@ -91,15 +95,36 @@ def test_shared_arguments():
     same(shared(script) for script in SCRIPTS)
 
 
+def without_own(text):
+    text = OWN_LINES.sub("", text)
+    for own, shared in OWN_CALLS:
+        text = text.replace(own, shared)
+    return text
+
+
 @pytest.mark.parametrize("framework", ["torch", "tf1"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sections_of_main(framework, family):
     found = [sections(f"{algo}_{framework}") for algo in family]
-    assert all(list(s) == list(found[0]) for s in found)
-    assert {"Set-up", "Losses", "Update", "Loop"} <= {name.split(":")[0] for name in found[0]}
-    for name in found[0]:
-        if name.split(":")[0] not in ("Losses", "Update", "The direction x of the step"):
-            same(OWN_LINES.sub("", s[name]) for s in found)
+    names = [name.split(":")[0] for name in found[0] if "step" not in name]
+    order = ["Set-up", "Networks", "Losses", "Update", "Loop"]
+    assert [name for name in names if name in order] == order
+    shared = [n for n in found[0] if n.startswith(("Set-up", "The only randomness", "Loop"))]
+    assert len(shared) == 3
+    for name in shared:
+        same(without_own(s[name]) for s in found)
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf1"])
+def test_how_actions_and_tests_are_made(framework):
+    def acting(algo):
+        found = sections(f"{algo}_{framework}")
+        (text,) = [text for name, text in found.items() if name.startswith("Act in NumPy")]
+        return text
+
+    same(acting(algo) for algo in ON_POLICY)
+    same(acting(algo) for algo in ("ddpg", "td3"))
+    same(acting(algo)[acting(algo).index("    test_limit") :] for algo in OFF_POLICY)
 
 
 @pytest.mark.parametrize("algo", ON_POLICY + OFF_POLICY)
