@@ -168,7 +168,9 @@ def main(args):
     r_ph, d_ph = (tf.placeholder(tf.float32, [None]) for _ in range(2))
     a_ph = tf.placeholder(tf.float32, [None, act_dim])
 
-    backup = r_ph + args.gamma * (1 - d_ph) * q1_targ(o2_ph, pi_targ(o2_ph))
+    a2 = pi_targ(o2_ph)
+    q_targ = q1_targ(o2_ph, a2)
+    backup = r_ph + args.gamma * (1 - d_ph) * q_targ
     q1_vals = q1(o_ph, a_ph)
     loss_q = tf.reduce_mean((q1_vals - backup) ** 2)
     q_info = {"Q1Vals": q1_vals}

@@ -162,7 +162,9 @@ def main(args):
     # Losses
     def compute_loss_q(o, a, r, o2, d):
         with torch.no_grad():
-            backup = r + args.gamma * (1 - d) * q1_targ(o2, pi_targ(o2))
+            a2 = pi_targ(o2)
+            q_targ = q1_targ(o2, a2)
+            backup = r + args.gamma * (1 - d) * q_targ
         q1_vals = q1(o, a)
         loss_q = ((q1_vals - backup) ** 2).mean()
         return loss_q, {"Q1Vals": q1_vals.detach()}

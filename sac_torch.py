@@ -194,9 +194,6 @@ def main(args):
         alpha = log_alpha[0].exp().detach()
         return (alpha * logp - q_pi).mean(), {"LogPi": logp.detach(), "Alpha": alpha}
 
-    def compute_loss_alpha(logp):
-        return -(log_alpha[0] * (logp - act_dim)).mean()
-
     # Update
     def update_q(o, a, r, o2, d, noise2):
         loss_q, info = compute_loss_q(o, a, r, o2, d, noise2)
@@ -216,8 +213,9 @@ def main(args):
         return info["LogPi"]
 
     def update_alpha(logp):
+        loss_alpha = -(log_alpha[0] * (logp - act_dim)).mean()
         alpha_optimizer.zero_grad()
-        compute_loss_alpha(logp).backward()
+        loss_alpha.backward()
         mpi_avg_grads(log_alpha)
         alpha_optimizer.step()
 

@@ -176,9 +176,9 @@ def main(args):
     r_ph, d_ph = (tf.placeholder(tf.float32, [None]) for _ in range(2))
     a_ph, noise2_ph = (tf.placeholder(tf.float32, [None, act_dim]) for _ in range(2))
 
+    a2 = pi_targ(o2_ph)
     noise2 = tf.clip_by_value(args.target_noise * noise2_ph, -args.noise_clip, args.noise_clip)
-    a2 = pi_targ(o2_ph) + pi.half_range * noise2
-    a2 = tf.clip_by_value(a2, low, high)
+    a2 = tf.clip_by_value(a2 + pi.half_range * noise2, low, high)
     q_targ = tf.minimum(q1_targ(o2_ph, a2), q2_targ(o2_ph, a2))
     backup = r_ph + args.gamma * (1 - d_ph) * q_targ
     q1_vals, q2_vals = q1(o_ph, a_ph), q2(o_ph, a_ph)

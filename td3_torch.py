@@ -168,9 +168,9 @@ def main(args):
     # Losses
     def compute_loss_q(o, a, r, o2, d, noise2):
         with torch.no_grad():
+            a2 = pi_targ(o2)
             noise2 = (args.target_noise * noise2).clamp(-args.noise_clip, args.noise_clip)
-            a2 = pi_targ(o2) + pi.half_range * noise2
-            a2 = torch.clamp(a2, torch.as_tensor(low), torch.as_tensor(high))
+            a2 = (a2 + pi.half_range * noise2).clamp(torch.as_tensor(low), torch.as_tensor(high))
             q_targ = torch.min(q1_targ(o2, a2), q2_targ(o2, a2))
             backup = r + args.gamma * (1 - d) * q_targ
         q1_vals, q2_vals = q1(o, a), q2(o, a)

@@ -77,7 +77,7 @@ def per_rank(steps):
 def mpi_fork(n):
     """Start this script again under `mpirun -np n`, unless n is one or this is an MPI job."""
     launched = not {"PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"}.isdisjoint(os.environ)
-    if n == 1 or launched or num_procs() > 1:
+    if n <= 1 or launched or num_procs() > 1:
         return
     # The launcher beside the interpreter is the one that this environment's mpi4py belongs to.
     mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
