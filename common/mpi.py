@@ -59,7 +59,8 @@ def mpi_statistics_scalar(x, with_min_and_max=False):
     x = np.asarray(x, np.float64).ravel()
     total, n = mpi_sum([x.sum(), x.size])
     mean = total / n if n else np.nan
-    std = np.sqrt(mpi_sum(np.sum((x - mean) ** 2)) / n) if n else np.nan
+    with np.errstate(invalid="ignore"):  # of an infinite number the std is NaN
+        std = np.sqrt(mpi_sum(np.sum((x - mean) ** 2)) / n) if n else np.nan
     if not with_min_and_max:
         return mean, std
     low = mpi_op(x.min(initial=np.inf), MPI.MIN)
