@@ -26,6 +26,7 @@ def record(script, args, join=(), module=None):
     grads     flat gradients after averaging, in order
     stored    what went to the logger, a dict a call
     params    all parameters by name: first those at the start, then those at the end
+    model     torch: the module, TF1: the session
     folder    the run's folder
     """
     module = module or importlib.import_module(script)
@@ -99,6 +100,7 @@ def record(script, args, join=(), module=None):
     try:
         kept.folder = module.main(args)
         kept.params.append(all_params())
+        kept.model = model[0]
     finally:
         for owner, name, original in reversed(patched):
             setattr(owner, name, original)

@@ -166,6 +166,11 @@ def test_first_update_against_numpy(script, tmp_path):
     assert 0 < d.sum() < len(d)
     assert kept.buffer.d[:60].sum() == 6, "of twelve ends six are terminations, six time limits"
     check_first_update(script, kept)
+    if script.endswith("torch"):  # each step left the gradients of the other network alone
+        for net, expected in ("q", kept.grads[0]), ("pi", kept.grads[1]):
+            named = kept.model.named_parameters()
+            grads = [p.grad.numpy().ravel() for name, p in named if name.startswith(net)]
+            np.testing.assert_array_equal(np.concatenate(grads), expected)
 
 
 @pytest.mark.parametrize(
