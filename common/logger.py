@@ -34,7 +34,7 @@ class EpochLogger:
         problem = comm.bcast(problem)
         if problem:
             fail(problem)
-        self.start_time = self.epoch_start = time.time()
+        self.start_time, self.epoch_start, self.rate = time.time(), None, None
         self.next_progress = 0.0 if proc_id() == 0 and sys.stdout.isatty() else np.inf
 
     def _open(self, args, script):
@@ -84,7 +84,7 @@ class EpochLogger:
         now = time.time()
         self.row["Time"] = now - self.start_time
         self.row["StepsPerSec"] = self.args.steps_per_epoch / (now - self.epoch_start)
-        self.epoch_start = now
+        self.rate, self.epoch_start = self.row["StepsPerSec"], now
         if proc_id() == 0:
             if self.header is None:
                 self.header = list(self.row)
@@ -106,12 +106,15 @@ class EpochLogger:
     def progress(self, epoch, step, steps):
         """Redraw the progress line a few times a second, on a terminal only."""
         now = time.time()
+        if self.epoch_start is None:  # the first step of all: setting up does not count
+            self.epoch_start, self.next_progress = now, self.next_progress + now + 0.5
         if now < self.next_progress or step == 0:
             return
         self.next_progress = now + 0.2
         rate = step * num_procs() / (now - self.epoch_start)
+        steps_left = (self.args.epochs - epoch) * self.args.steps_per_epoch - step * num_procs()
+        left = steps_left / (self.rate or rate)  # a whole epoch's rate has the update in it
         share = step / steps
-        left = (self.args.epochs - epoch - share) * self.args.steps_per_epoch / rate
         bar = "#" * int(20 * share)
         print(
             f"\r\x1b[Kepoch {epoch + 1}/{self.args.epochs} [{bar:<20}] {share:4.0%}  "
