@@ -282,7 +282,8 @@ def test_logger_is_quiet_without_a_terminal_and_alive_on_one(tmp_path):
     import subprocess
     import sys
 
-    command = [sys.executable, "ppo_torch.py", *SHORT, "--data-dir", str(tmp_path)]
+    longer = "--env-id Pendulum-v1 --epochs 2 --steps-per-epoch 8000 --train-pi-iters 1".split()
+    command = [sys.executable, "ppo_torch.py", *longer, "--data-dir", str(tmp_path)]
     leader, follower = pty.openpty()
     process = subprocess.Popen(command, cwd=ROOT, stdout=follower, stderr=follower)
     os.close(follower)
