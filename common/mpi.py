@@ -7,6 +7,7 @@ otherwise wait for the failed one in an Allreduce for ever.
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,7 @@ def _end_all_ranks(kind, value, trace):
     sys.__excepthook__(kind, value, trace)
     sys.stdout.flush()
     sys.stderr.flush()
+    time.sleep(1)  # an aborted job's launcher drops what it has not read by then
     comm.Abort(1)
 
 

@@ -90,8 +90,8 @@ def test_one_rank_raising_ends_the_job(script, tmp_path):
     run = start(*command, "--data-dir", tmp_path, ranks=2, timeout=60)
     assert time.time() - began < 50
     assert run.returncode != 0
-    assert "rank 1 of 2 failed" in run.stderr
-    assert "RuntimeError: the simulator of rank 1 blew up" in run.stderr
+    assert "rank 1 of 2 failed" in run.stderr, run.stderr
+    assert "RuntimeError: the simulator of rank 1 blew up" in run.stderr, run.stderr
 
 
 def test_cpu_starts_the_ranks_by_itself(tmp_path):
