@@ -29,11 +29,9 @@ def parse_args(dataclass, doc):
 def check_args(args):
     """Stop, with a sentence, at a value that no run could use."""
     for name, value in dataclasses.asdict(args).items():
-        flag, numbers = (
-            f"--{name.replace('_', '-')}",
-            value if isinstance(value, tuple) else [value],
-        )
-        numbers = [x for x in numbers if isinstance(x, int | float)]
+        flag = f"--{name.replace('_', '-')}"
+        values = value if isinstance(value, tuple) else [value]
+        numbers = [x for x in values if isinstance(x, int | float)]
         if not all(math.isfinite(x) for x in numbers):
             fail(f"{flag} {value} is not a finite number")
         if name in (*AT_LEAST_ONE, "hidden_sizes") and any(x < 1 for x in numbers):

@@ -100,7 +100,7 @@ def _end_all_ranks(kind, value, trace):
     sys.__excepthook__(kind, value, trace)
     sys.stdout.flush()
     sys.stderr.flush()
-    time.sleep(1)  # an aborted job's launcher drops what it has not read by then
+    time.sleep(1)  # for the launcher to pass all of that on: Abort ends it too
     comm.Abort(1)
 
 
