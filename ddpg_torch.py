@@ -25,10 +25,11 @@ from gymnasium.spaces import Box
 from torch import nn
 
 from common.args import check_args, parse_args
+from common.checkpoint import Checkpoint
 from common.env import make_env
 from common.logger import EpochLogger
 from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
-from common.torch_utils import mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
+from common.torch_utils import State, mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
 
 
 @dataclass
@@ -44,7 +45,8 @@ class Args:
     threads: int = 1  # threads a rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
-    save_freq: int = 1  # save the model every so many epochs, and at the end
+    save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
+    resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
     replay_size: int = 1_000_000  # transitions that the replay buffer of a rank holds
     polyak: float = 0.995  # how much of itself a target network keeps in an update
@@ -139,7 +141,6 @@ def main(args):
     low, high = env.action_space.low, env.action_space.high
     if not np.isfinite(high - low).all():
         fail(f"{args.env_id} has actions {env.action_space}, where this script needs finite bounds")
-    logger = EpochLogger(args, __file__)
 
     # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
     rng = np.random.default_rng([args.seed, proc_id()])
@@ -216,9 +217,15 @@ def main(args):
                 over = d or truncated or ep_len == test_limit
             logger.store(TestEpRet=ep_ret, TestEpLen=ep_len)
 
+    # All that --resume needs
+    logger = EpochLogger(args, __file__)
+    state = State(model, targets, pi_optimizer, q_optimizer)
+    checkpoint = Checkpoint(logger, state, rng, env, buf)
+
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
-    for epoch in range(args.epochs):
+    first_epoch, o, ep_ret, ep_len = checkpoint.restore(o, ep_ret, ep_len)
+    for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
             steps = epoch * local_steps + t + 1  # of this rank, with the one to come
             if steps * num_procs() <= args.start_steps:
@@ -250,6 +257,7 @@ def main(args):
         logger.dump_tabular()
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
             save_model(logger.folder, model)
+            checkpoint.save(epoch + 1)
     return logger.folder
 
 

@@ -21,16 +21,18 @@ https://arxiv.org/abs/1812.05905
     python sac_tf1.py --env-id HalfCheetah-v4
 """
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
 from gymnasium.spaces import Box
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before the import, or it talks
-import tensorflow.compat.v1 as tf
+from common.quiet import quiet
+
+with quiet():  # TensorFlow talks when it is imported
+    import tensorflow.compat.v1 as tf
 
 from common.args import check_args, parse_args
+from common.checkpoint import Checkpoint
 from common.env import make_env
 from common.logger import EpochLogger
 from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
@@ -50,7 +52,8 @@ class Args:
     threads: int = 1  # threads a rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
-    save_freq: int = 1  # save the model every so many epochs, and at the end
+    save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
+    resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
     replay_size: int = 1_000_000  # transitions that the replay buffer of a rank holds
     polyak: float = 0.995  # how much of itself a target network keeps in an update
@@ -163,7 +166,6 @@ def main(args):
     low, high = env.action_space.low, env.action_space.high
     if not np.isfinite(high - low).all():
         fail(f"{args.env_id} has actions {env.action_space}, where this script needs finite bounds")
-    logger = EpochLogger(args, __file__)
 
     # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
     rng = np.random.default_rng([args.seed, proc_id()])
@@ -243,9 +245,15 @@ def main(args):
                 over = d or truncated or ep_len == test_limit
             logger.store(TestEpRet=ep_ret, TestEpLen=ep_len)
 
+    # All that --resume needs
+    logger = EpochLogger(args, __file__)
+    checkpoint = Checkpoint(logger, model, rng, env, buf)
+
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
-    for epoch in range(args.epochs):
+    first_epoch, o, ep_ret, ep_len = checkpoint.restore(o, ep_ret, ep_len)
+    pi_params = sess.run(pi.params)
+    for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
             steps = epoch * local_steps + t + 1  # of this rank, with the one to come
             if steps * num_procs() <= args.start_steps:
@@ -281,6 +289,7 @@ def main(args):
         logger.dump_tabular()
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
             save_model(logger.folder, model)
+            checkpoint.save(epoch + 1)
     return logger.folder
 
 

@@ -21,10 +21,11 @@ from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 from common.args import check_args, parse_args
+from common.checkpoint import Checkpoint
 from common.env import make_env
 from common.logger import EpochLogger
 from common.mpi import fail, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
-from common.torch_utils import mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
+from common.torch_utils import State, mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
 
 
 @dataclass
@@ -40,7 +41,8 @@ class Args:
     threads: int = 1  # threads a rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
-    save_freq: int = 1  # save the model every so many epochs, and at the end
+    save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
+    resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
     lam: float = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
     pi_lr: float = 3e-4  # learning rate of the policy
@@ -173,7 +175,6 @@ def main(args):
     setup_pytorch_for_mpi(args.threads)
     env = make_env(args.env_id, args.max_ep_len, (Discrete, Box))
     local_steps = per_rank(args.steps_per_epoch)
-    logger = EpochLogger(args, __file__)
 
     # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
     rng = np.random.default_rng([args.seed, proc_id()])
@@ -242,9 +243,15 @@ def main(args):
         if not np.allclose(x, y.detach().numpy(), atol=1e-4):
             fail("dist_numpy and pi.dist disagree: change dist_numpy as the network was changed")
 
+    # All that --resume needs
+    logger = EpochLogger(args, __file__)
+    state = State(model, pi_optimizer, v_optimizer)
+    checkpoint = Checkpoint(logger, state, rng, env)
+
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
-    for epoch in range(args.epochs):
+    first_epoch, o, ep_ret, ep_len = checkpoint.restore(o, ep_ret, ep_len)
+    for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
             a = act(pi_params, o, rng)
             o2, r, d, truncated, _ = env.step(a if discrete else a.clip(low, high))
@@ -273,6 +280,7 @@ def main(args):
         logger.dump_tabular()
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
             save_model(logger.folder, model)
+            checkpoint.save(epoch + 1)
     return logger.folder
 
 

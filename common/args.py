@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
+import io
 import math
 import os
+import re
 import sys
 
 import tyro
 
-from common.mpi import fail, proc_id
+from common.mpi import check_launcher, end_together, fail, num_procs, proc_id
 
 AT_LEAST_ONE = """epochs steps_per_epoch max_ep_len cpu threads save_freq train_pi_iters cg_iters
     backtrack_iters replay_size batch_size update_every policy_delay""".split()
@@ -19,15 +21,31 @@ FRACTIONS = "gamma lam polyak".split()
 
 def parse_args(dataclass, doc):
     """Read the command line into the dataclass; of several ranks one prints help and errors."""
-    with open(os.devnull, "w") as null:
-        out, err = (null, null) if proc_id() else (sys.stdout, sys.stderr)
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    end_together()
+    error = io.StringIO()
+    try:
+        output = io.StringIO() if proc_id() else sys.stdout
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
             config = [tyro.conf.FlagCreatePairsOff]
             return tyro.cli(dataclass, description=doc.splitlines()[0], config=config)
+    except SystemExit as ended:
+        if ended.code:
+            fail(_sentence(error.getvalue()))
+        raise
+
+
+def _sentence(box):
+    """Turn tyro's box of an error, its explanation and its hints into one line."""
+    lines = [line.strip("│ ") for line in box.splitlines() if line[:1] == "│"]
+    parts = [" ".join(part.split()) for part in re.split("─+", " ".join(lines))]
+    similar = [part for part in parts if part.startswith("Perhaps you meant")]
+    hint = [f"did you mean {' or '.join(re.findall('--[a-z-]+', part))}?" for part in similar]
+    return "; ".join([parts[0].rstrip("."), *hint, "--help explains all flags"])
 
 
 def check_args(args):
     """Stop, with a sentence, at a value that no run could use."""
+    check_launcher()
     for name, value in dataclasses.asdict(args).items():
         flag = f"--{name.replace('_', '-')}"
         values = value if isinstance(value, tuple) else [value]
@@ -42,7 +60,38 @@ def check_args(args):
             fail(f"{flag} must lie between 0 and 1, where {value} does not")
         if name in ("delta", "backtrack_coeff") and value <= 0:
             fail(f"{flag} must be positive, not {value}")
+    if args.threads > os.cpu_count():
+        fail(f"--threads {args.threads} is more than the {os.cpu_count()} cores of this machine")
+    if args.resume and args.overwrite:
+        fail("--resume keeps a run and --overwrite replaces it: choose one")
+    layers = sum(n * m for n, m in zip(args.hidden_sizes, args.hidden_sizes[1:]))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 16 * layers > memory:  # each weight with its gradient and two moments, 4 bytes each
+        fail(f"--hidden-sizes {args.hidden_sizes} need more than the {memory / 2**30:.0f} GiB here")
+    if hasattr(args, "replay_size"):
+        _check_replay(args)
     if args.exp_name is not None and (args.exp_name != os.path.basename(args.exp_name)):
         fail(f"--exp-name {args.exp_name} must be a name, without folders")
     if args.exp_name in ("", ".", ".."):
         fail("--exp-name must be the name of a folder")
+
+
+def _check_replay(args):
+    steps = args.epochs * args.steps_per_epoch
+    run = f"the {steps} steps of the run (--epochs times --steps-per-epoch)"
+    if args.start_steps > steps:
+        fail(f"--start-steps {args.start_steps} is more than {run}")
+    # Bursts of updates are at every update_every-th step of a rank
+    bursts = -(-max(args.update_after, 1) // (args.update_every * num_procs()))
+    first_update = bursts * args.update_every
+    if first_update * num_procs() > steps:
+        fail(
+            f"--update-after {args.update_after} and --update-every {args.update_every} put the "
+            f"first update at step {first_update * num_procs()}, beyond {run}"
+        )
+    most = min(first_update, args.replay_size)
+    if args.batch_size > most:
+        fail(
+            f"--batch-size {args.batch_size} is more than the {most} transitions that a rank has "
+            "at its first update (--update-after, --update-every, --replay-size)"
+        )

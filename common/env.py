@@ -1,5 +1,10 @@
-"""Environments as the scripts see them: 1-D float32 observations, Discrete or 1-D Box actions."""
+"""Environments as the scripts see them: 1-D float32 observations, Discrete or 1-D Box actions.
 
+And with a memory of how the episode under way came about, which is how a checkpoint keeps it.
+"""
+
+import contextlib
+import math
 import warnings
 
 import gymnasium as gym
@@ -7,7 +12,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import FlattenObservation, TransformAction, TransformObservation
 
-from common.mpi import comm, fail
+from common.mpi import Stopped, comm, fail
 
 
 def make_env(env_id, max_ep_len, action_spaces):
@@ -49,7 +54,67 @@ def make_env(env_id, max_ep_len, action_spaces):
             lambda a: a.reshape(space.shape).astype(space.dtype).clip(space.low, space.high),
             box,
         )
-    return env
+    return Replayable(env)
+
+
+class Replayable(gym.Wrapper):
+    """Keeps the generators' state before the last reset and the actions since.
+
+    Also ends the run where a reward or an observation is not finite: it would spoil the buffer.
+    """
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.generators, self.actions, self.ep_ret = seed, self._generators(), [], 0.0
+        self.o, info = self.env.reset(seed=seed, options=options)
+        self._check_finite(0.0)
+        return self.o, info
+
+    def step(self, a):
+        self.actions.append(np.array(a))
+        self.o, r, d, truncated, info = self.env.step(a)
+        self.ep_ret = self.ep_ret + r
+        self._check_finite(r)
+        return self.o, r, d, truncated, info
+
+    def episode(self):
+        """Return what replay needs: what goes into JSON, and arrays."""
+        facts = {"seed": self.seed, "before": self.generators, "after": self._generators()}
+        facts |= {"ep_ret": float(self.ep_ret), "ep_len": len(self.actions)}
+        return facts, {"o": self.o, "actions": np.array(self.actions)}
+
+    def replay(self, episode):
+        """Step to where an episode was; return o, ep_ret and ep_len, or None if it goes astray."""
+        with contextlib.suppress(Exception):  # an environment may not like what it once did
+            self._set_generators(episode["before"])
+            self.reset(seed=episode["seed"])
+            for a in episode["actions"]:
+                self.step(a)
+            now, _ = self.episode()
+            if self.o.tobytes() == episode["o"].tobytes() and now == {k: episode[k] for k in now}:
+                return self.o, self.ep_ret, len(self.actions)
+        self._set_generators(episode["after"])
+        return None
+
+    def _owners(self):
+        return self.unwrapped, self.unwrapped.observation_space, self.unwrapped.action_space
+
+    def _generators(self):
+        """Return the states of the generators that the environment and its spaces draw from."""
+        generators = (getattr(owner, "_np_random", None) for owner in self._owners())
+        generators = (getattr(generator, "bit_generator", None) for generator in generators)
+        return [g.state if isinstance(g, np.random.PCG64) else None for g in generators]
+
+    def _set_generators(self, states):
+        for owner, state in zip(self._owners(), states):
+            if state:
+                owner.np_random.bit_generator.state = state
+
+    def _check_finite(self, r):
+        if not math.isfinite(r):
+            raise Stopped(f"the environment's reward is {r}")
+        if not np.isfinite(self.o).all():
+            i = np.argmin(np.isfinite(self.o))
+            raise Stopped(f"number {i} of the environment's observation is {self.o[i]}")
 
 
 def _float32_box(low, high):

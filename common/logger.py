@@ -1,11 +1,16 @@
 """The run's folder and what goes into it each epoch; the same for both frameworks.
 
 <data_dir>/<exp_name>/<exp_name>_s<seed>/ holds config.json (the arguments and the versions they ran
-with), progress.txt (tab-separated, a row an epoch), the same as TensorBoard events, and the model.
+with), progress.txt (tab-separated, a row an epoch), the same as TensorBoard events, the model, and
+the checkpoints.
 """
 
 import dataclasses
+import errno
+import fcntl
+import io
 import json
+import os
 import platform
 import re
 import shutil
@@ -15,9 +20,23 @@ from pathlib import Path
 
 import numpy as np
 
-from common.mpi import comm, fail, mpi_statistics_scalar, mpi_sum, num_procs, proc_id
+from common.checkpoint import write_file
+from common.mpi import (
+    Stopped,
+    comm,
+    fail,
+    mpi_statistics_scalar,
+    mpi_sum,
+    num_procs,
+    proc_id,
+    run,
+    warn,
+    writing,
+)
 
-RUN_FILES = ("config.json", "progress.txt", "events.out.tfevents.*", "model.pt", "tf1_save*")
+RUN_FILES = "config.json* progress.txt events.out.tfevents.* model.pt* tf1_save* checkpoint".split()
+# With other values of these a run is still the same run, and can be resumed
+MAY_DIFFER = "epochs cpu threads data_dir exp_name save_freq resume overwrite".split()
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py")
 
 
@@ -30,34 +49,113 @@ class EpochLogger:
         self.folder = Path(args.data_dir) / name / f"{name}_s{args.seed}"
         self.args, self.stored, self.row, self.header = args, {}, {}, None
         self.broken = []
-        problem = self._open(args, script) if proc_id() == 0 else None
-        problem = comm.bcast(problem)
+        config = {**dataclasses.asdict(args), "exp_name": name}
+        config |= {"script": script, "ranks": num_procs()}
+        self.config = json.loads(json.dumps(config))  # as it will be read: a tuple is a list
+        self.identity = {k: v for k, v in self.config.items() if k not in MAY_DIFFER}
+        problem, self.resumes = comm.bcast(self._open() if proc_id() == 0 else None)
         if problem:
             fail(problem)
-        self.start_time, self.epoch_start, self.rate = time.time(), None, None
+        self.say(f"{script} on {args.env_id}, {num_procs()} rank(s)")
+        run.epoch, run.resume_argv = None, self._resume_argv()
+        self.epoch_start, self.rate = None, None
         self.next_progress = 0.0 if proc_id() == 0 and sys.stdout.isatty() else np.inf
 
-    def _open(self, args, script):
+    def _open(self):
+        """Take hold of the folder; return what is wrong, and whether it holds a run to resume."""
         old = [p for pattern in RUN_FILES for p in self.folder.glob(pattern)]
-        if old and not args.overwrite:
+        if old and not self.args.overwrite and not self.args.resume:
             return (
-                f"{self.folder} already holds a run: choose --overwrite, another --exp-name "
-                "or another --seed"
-            )
+                f"{self.folder} already holds a run: choose --resume, --overwrite, another "
+                "--exp-name or another --seed"
+            ), False
+        if old and self.args.resume:
+            problem = self._differences()
+            if problem:
+                return problem, False
         try:
-            for path in old:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
             self.folder.mkdir(parents=True, exist_ok=True)
-            config = {**dataclasses.asdict(args), "exp_name": self.folder.parent.name}
-            config |= {"script": script, "ranks": num_procs(), "python": platform.python_version()}
-            config["versions"] = _versions()
-            (self.folder / "config.json").write_text(json.dumps(config, indent=4) + "\n")
-            self.table = open(self.folder / "progress.txt", "w", buffering=1)
-            self.events = EventFile(self.folder)
+            # The lock goes with the process, however that ends.
+            self.table = open(self.folder / "progress.txt", "ab+", buffering=0)
+            fcntl.flock(self.table, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self.args.resume:
+                for path in old:
+                    if path.name != "progress.txt":
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except BlockingIOError:
+            return f"another process is training in {self.folder}", False
         except OSError as error:
-            return f"cannot write to {self.folder}: {error.strerror}"
-        print(f"{script} on {args.env_id}, {num_procs()} rank(s): {self.folder}", flush=True)
+            return f"cannot write to {self.folder}: {error.strerror}", False
+        return None, bool(old and self.args.resume)
+
+    def _differences(self):
+        """Return what keeps this command from going on with the run in the folder."""
+        try:
+            then = json.loads((self.folder / "config.json").read_bytes())
+        except (OSError, ValueError):
+            return None  # killed before it was written; checkpoints know whose they are
+        if not isinstance(then, dict):
+            return f"{self.folder / 'config.json'} is not that of a run"
+        differences = [
+            f"{key if key in ('script', 'ranks') else '--' + key.replace('_', '-')} "
+            f"{now}, then {then.get(key)}"
+            for key, now in self.identity.items()
+            if then.get(key) != now
+        ]
+        if differences:
+            return f"cannot resume {self.folder} with other settings: now {'; '.join(differences)}"
+        if then.get("versions") != _versions():
+            warn(f"last digits may differ: now {_versions()}, then {then.get('versions')}")
         return None
+
+    def _resume_argv(self):
+        """Return the command that goes on with this run."""
+        launcher = ["mpirun", "-np", str(num_procs())] if num_procs() != self.args.cpu else []
+        own = [word for word in sys.argv if word not in ("--resume", "--overwrite")]
+        return [*launcher, "python", *own, "--resume"]
+
+    def begin(self, epoch):
+        """Start the run's files, or cut them back to so many epochs: the rest is done again."""
+        elapsed = 0.0
+        if proc_id() == 0:
+            with writing():
+                rows = self._cut_table(epoch)
+                for path in self.folder.glob("events.out.tfevents.*"):
+                    path.unlink()
+                self.events = EventFile(self.folder)
+                elapsed = rows[-1]["Time"] if rows else 0.0
+                for row in rows:
+                    self.events.write(row, time.time() - elapsed + row["Time"])
+                config = {**self.config, "python": platform.python_version()}
+                config = json.dumps({**config, "versions": _versions()}, indent=4) + "\n"
+                write_file(self.folder / "config.json", config.encode())
+        if self.args.resume:
+            self.say(f"going on after {epoch} epochs" if epoch else "no checkpoint yet, starting")
+        self.start_time = time.time() - elapsed
+
+    def _cut_table(self, epoch):
+        """Cut progress.txt back to its first rows, and return them."""
+        self.table.seek(0)
+        lines = self.table.read().splitlines(keepends=True)[: epoch + 1 if epoch else 0]
+        try:
+            text = [line.decode().rstrip("\n").split("\t") for line in lines]
+            self.header = text[0] if text else None
+            rows = [dict(zip(self.header, map(float, row), strict=True)) for row in text[1:]]
+            if [row["Epoch"] for row in rows] != list(range(epoch)):
+                raise ValueError("not one row an epoch")
+        except (ValueError, KeyError) as error:
+            raise Stopped(f"{self.folder}/progress.txt is damaged: {error}") from error
+        self.table.truncate(sum(map(len, lines)))
+        return rows
+
+    def sync(self):
+        """Make sure that what was written to the table is on the disk."""
+        os.fsync(self.table.fileno())
+
+    def say(self, message):
+        """Print a line about this run, once."""
+        if proc_id() == 0:
+            print(f"{self.folder}: {message}", flush=True)
 
     def store(self, **numbers):
         """Keep numbers or arrays of them until log_tabular sums them up."""
@@ -86,16 +184,17 @@ class EpochLogger:
         self.row["StepsPerSec"] = self.args.steps_per_epoch / (now - self.epoch_start)
         self.rate, self.epoch_start = self.row["StepsPerSec"], now
         if proc_id() == 0:
-            if self.header is None:
-                self.header = list(self.row)
-                self.table.write("\t".join(self.header) + "\n")
-            self.table.write("\t".join(str(self.row[key]) for key in self.header) + "\n")
-            self.events.write(self.row["TotalEnvInteracts"], self.row)
-            width = max(map(len, self.row))
-            lines = [f"| {k:>{width}} | {_readable(v):>12} |" for k, v in self.row.items()]
-            rule = "-" * len(lines[0])
-            clear = "\r\x1b[K" if self.next_progress < np.inf else ""
-            print(clear + "\n".join([rule, *lines, rule]), flush=True)
+            with writing():
+                if self.header is None:
+                    self.header = list(self.row)
+                    _write(self.table, "\t".join(self.header) + "\n")
+                _write(self.table, "\t".join(str(self.row[key]) for key in self.header) + "\n")
+                self.events.write(self.row, now)
+                width = max(map(len, self.row))
+                lines = [f"| {k:>{width}} | {_readable(v):>12} |" for k, v in self.row.items()]
+                rule = "-" * len(lines[0])
+                clear = "\r\x1b[K" if self.next_progress < np.inf else ""
+                print(clear + "\n".join([rule, *lines, rule]), flush=True)
         if self.broken:
             epoch, broken = self.row["Epoch"], ", ".join(self.broken)
             fail(
@@ -105,7 +204,7 @@ class EpochLogger:
 
     def progress(self, epoch, step, steps):
         """Redraw the progress line a few times a second, on a terminal only."""
-        now = time.time()
+        run.epoch, now = epoch, time.time()
         if self.epoch_start is None:  # the first step of all: setting up does not count
             self.epoch_start, self.next_progress = now, self.next_progress + now + 0.5
         if now < self.next_progress or step == 0:
@@ -132,17 +231,27 @@ class EventFile:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self.Event, self.Summary = Event, Summary
+        self.Event, self.Summary, self.RecordWriter = Event, Summary, RecordWriter
         name = f"events.out.tfevents.{int(time.time())}.{platform.node()}"
-        self.records = RecordWriter(open(folder / name, "wb"))
-        version = Event(wall_time=time.time(), file_version="brain.Event:2")
-        self.records.write(version.SerializeToString())
+        self.file = open(folder / name, "wb", buffering=0)
+        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
-    def write(self, step, row):
+    def write(self, row, wall_time):
+        step = int(row["TotalEnvInteracts"])
         values = [self.Summary.Value(tag=key, simple_value=float(v)) for key, v in row.items()]
-        event = self.Event(wall_time=time.time(), step=step, summary=self.Summary(value=values))
-        self.records.write(event.SerializeToString())
-        self.records.flush()
+        self._append(self.Event(wall_time=wall_time, step=step, summary=self.Summary(value=values)))
+
+    def _append(self, event):
+        record = io.BytesIO()
+        self.RecordWriter(record).write(event.SerializeToString())
+        _write(self.file, record.getvalue())
+
+
+def _write(file, data):
+    """Append to an unbuffered file, in one piece: nothing is left to be written at exit."""
+    data = data.encode() if isinstance(data, str) else data
+    if file.write(data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
 
 def _versions():

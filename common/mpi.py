@@ -1,19 +1,32 @@
-"""MPI for both frameworks, under Spinning Up's names; one process needs no launcher.
+"""MPI for both frameworks, under Spinning Up's names, and how a job ends on all ranks at once.
 
-Importing this module makes an exception on any rank end the whole job: the other ranks would
-otherwise wait for the failed one in an Allreduce for ever.
+One process needs no launcher. Importing this module makes an exception on any rank end the whole
+job: the other ranks would otherwise wait for the failed one in an Allreduce for ever.
 """
 
+import atexit
+import contextlib
 import os
+import shlex
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
+
+os.environ.setdefault("MPIR_CVAR_SUPPRESS_ABORT_MESSAGE", "1")  # the script says why by itself
 
 import numpy as np
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
+# What launchers tell the processes they start: the number of ranks, and which one this is
+LAUNCHERS = {
+    "PMI_SIZE": "PMI_RANK",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+}
 
 
 def proc_id():
@@ -78,8 +91,7 @@ def per_rank(steps):
 
 def mpi_fork(n):
     """Start this script again under `mpirun -np n`, unless n is one or this is an MPI job."""
-    launched = not {"PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"}.isdisjoint(os.environ)
-    if n <= 1 or launched or num_procs() > 1:
+    if n <= 1 or num_procs() > 1 or not {*LAUNCHERS, "PMIX_RANK"}.isdisjoint(os.environ):
         return
     # The launcher beside the interpreter is the one that this environment's mpi4py belongs to.
     mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
@@ -88,21 +100,122 @@ def mpi_fork(n):
     os.execv(mpirun, [mpirun, "-np", str(n), sys.executable, *sys.argv])
 
 
+def check_launcher():
+    """Stop if the launcher is of another MPI: each process would take itself for the only one."""
+    for size, rank in LAUNCHERS.items():
+        started = int(os.environ.get(size, 1))
+        if started > 1 and num_procs() == 1:
+            if os.environ.get(rank, "0") == "0":
+                library = MPI.Get_library_version().split("\n")[0].strip()
+                print_line(
+                    f"error: {started} processes were started, but each takes itself for the only "
+                    f"one: their launcher does not belong to the MPI of this Python, {library}"
+                )
+            sys.exit(2)
+
+
+def print_line(message):
+    """Print a line about this script on stderr, whatever progress line the terminal shows."""
+    clear = "\r\x1b[K" if sys.stdout.isatty() and sys.stderr.isatty() else ""
+    print(f"{clear}{Path(sys.argv[0]).name}: {message}", file=sys.stderr, flush=True)
+
+
+def warn(message):
+    """Print a warning, once; every rank may call it."""
+    if proc_id() == 0:
+        print_line(f"warning: {message}")
+
+
 def fail(message, code=2):
     """End with one sentence on what the user can mend, printed once; every rank must call it."""
     if proc_id() == 0:
-        print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
+        print_line(f"error: {message}")
     sys.exit(code)
 
 
+class Stopped(Exception):
+    """One rank has found out that the run cannot go on; the message says why."""
+
+
+class _Run:
+    """What there is to say about the run under way when it ends before its time."""
+
+    epoch, resume_argv, writing, signal = None, None, False, None
+
+    def where(self):
+        return "" if self.epoch is None else f" in epoch {self.epoch}"
+
+    def how_to_go_on(self):
+        return f"; to go on: {shlex.join(self.resume_argv)}" if self.resume_argv else ""
+
+
+run = _Run()
+
+
+@contextlib.contextmanager
+def writing():
+    """Put off interrupts until what is being written is whole; stop if it cannot be written."""
+    run.writing = True
+    try:
+        yield
+    except OSError as error:
+        what = f" {error.filename}" if error.filename else ""
+        raise Stopped(f"cannot write{what}: {error.strerror or error}") from error
+    finally:
+        run.writing = False
+    if run.signal:
+        _interrupt(run.signal, None)
+
+
+def end_together():
+    """Make signals, and a rank that exits alone, end the whole job; every rank must call it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    if num_procs() > 1:
+        atexit.register(_exit_together, comm.Dup())
+
+
+def _interrupt(number, frame):
+    if run.writing:
+        run.signal = number
+        return
+    time.sleep(proc_id() > 0)  # the signal went to all ranks: the first one speaks for them
+    print_line(f"interrupted{run.where()}{run.how_to_go_on()}")
+    _end_job(128 + number)
+
+
+def _exit_together(spare_comm):
+    barrier, deadline = spare_comm.Ibarrier(), time.time() + 5
+    while not barrier.Test():
+        if time.time() > deadline:
+            print_line(f"error: rank {proc_id()} has exited alone{run.how_to_go_on()}")
+            _end_job(1)
+        time.sleep(0.01)
+
+
 def _end_all_ranks(kind, value, trace):
-    print(f"rank {proc_id()} of {num_procs()} failed and ends the job:", file=sys.stderr)
+    time.sleep(proc_id() > 0)  # what befalls all ranks at once is said once
+    if isinstance(value, MemoryError) or "DefaultCPUAllocator" in str(value):
+        print_line(f"error: not enough memory: {value}")
+        _end_job(2)
+    if isinstance(value, Stopped):
+        print_line(f"error: stopped{run.where()}: {value}{run.how_to_go_on()}")
+        _end_job(1)
+    if num_procs() > 1:
+        print_line(f"error: rank {proc_id()} of {num_procs()} failed and ends the job:")
     sys.__excepthook__(kind, value, trace)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    time.sleep(1)  # for the launcher to pass all of that on: Abort ends it too
-    comm.Abort(1)
+    if num_procs() > 1:
+        _end_job(1)
 
 
-if num_procs() > 1:
-    sys.excepthook = _end_all_ranks
+def _end_job(code):
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody may be listening any more
+            stream.flush()
+    if num_procs() > 1:
+        time.sleep(1)  # for the launcher to pass on what was printed: Abort ends it too
+        comm.Abort(code)
+    os._exit(code)
+
+
+sys.excepthook = _end_all_ranks

@@ -1,4 +1,4 @@
-"""What the TF1 scripts share: MPI on parameters and gradients, Adam, and tf1_save/."""
+"""What the TF1 scripts share: MPI on parameters and gradients, Adam, tf1_save/, checkpoints."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from common.mpi import broadcast, mpi_avg, num_procs, proc_id
+from common.mpi import Stopped, broadcast, mpi_avg, num_procs, proc_id, writing
 
 tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)  # else every call of TF1's is reported as deprecated
@@ -95,22 +95,39 @@ class Model:
         graph.signature_def["serving_default"].CopyFrom(signature)
         saved_model = SavedModel(saved_model_schema_version=1, meta_graphs=[graph])
         self.graph = saved_model.SerializeToString()
+        self.variables = {v.op.name: v for v in tf.global_variables()}
+
+    def get_state(self):
+        """Return all variables, Adam's among them, as arrays by name, for a checkpoint."""
+        return self.sess.run(self.variables)
+
+    def set_state(self, arrays):
+        """Overwrite all variables by those of a checkpoint."""
+        for name, variable in self.variables.items():
+            variable.load(arrays[name], self.sess)
 
 
 def save_model(folder, model):
     """Write a SavedModel to tf1_save/; a reader finds a whole one, old or new, or none."""
     if proc_id() == 0:
-        new, old = folder / "tf1_save.new", folder / "tf1_save.old"
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        (new / "variables").mkdir(parents=True)
-        (new / "saved_model.pb").write_bytes(model.graph)
-        path = str(new / "variables" / "variables")
-        model.saver.save(model.sess, path, write_meta_graph=False, write_state=False)
-        if (folder / "tf1_save").exists():
-            os.replace(folder / "tf1_save", old)
-        os.replace(new, folder / "tf1_save")
-        shutil.rmtree(old, ignore_errors=True)
+        with writing():
+            new, old = folder / "tf1_save.new", folder / "tf1_save.old"
+            for leftover in (new, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            try:
+                (new / "variables").mkdir(parents=True)
+                (new / "saved_model.pb").write_bytes(model.graph)
+                path = str(new / "variables" / "variables")
+                model.saver.save(model.sess, path, write_meta_graph=False, write_state=False)
+            except BaseException as error:
+                shutil.rmtree(new, ignore_errors=True)
+                if isinstance(error, tf.errors.OpError):  # its message is long, its first line not
+                    raise Stopped(f"cannot write {new}: {error.message.splitlines()[0]}") from error
+                raise
+            if (folder / "tf1_save").exists():
+                os.replace(folder / "tf1_save", old)
+            os.replace(new, folder / "tf1_save")
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def restore_tf_graph(sess, folder):

@@ -1,10 +1,12 @@
-"""What the PyTorch scripts share: MPI on parameters and gradients, and model.pt."""
+"""What the PyTorch scripts share: MPI on parameters and gradients, model.pt, and checkpoints."""
 
-import os
+import io
 
 import torch
+from torch import nn
 
-from common.mpi import broadcast, mpi_avg, num_procs, proc_id
+from common.checkpoint import write_file
+from common.mpi import broadcast, mpi_avg, num_procs, proc_id, writing
 
 
 def setup_pytorch_for_mpi(threads=1):
@@ -32,5 +34,35 @@ def mpi_avg_grads(module):
 def save_model(folder, module):
     """Write the module's state_dict to model.pt, whole or not at all."""
     if proc_id() == 0:
-        torch.save(module.state_dict(), folder / "model.pt.new")
-        os.replace(folder / "model.pt.new", folder / "model.pt")
+        with writing():
+            data = io.BytesIO()
+            torch.save(module.state_dict(), data)
+            write_file(folder / "model.pt", data.getbuffer())
+
+
+class State:
+    """The tensors of modules and optimizers, as arrays by name, for checkpoints."""
+
+    def __init__(self, *parts):
+        self.parts = dict(enumerate(parts))
+
+    def get_state(self):
+        arrays = {}
+        for name, part in self.parts.items():
+            state = part.state_dict()
+            if not isinstance(part, nn.Module):  # an optimizer's state: by parameter, then by name
+                state = {f"{i}/{k}": x for i, s in state["state"].items() for k, x in s.items()}
+            arrays |= {f"{name}/{key}": x.numpy() for key, x in state.items()}
+        return arrays
+
+    def set_state(self, arrays):
+        for name, part in self.parts.items():
+            keys = [key for key in arrays if key.startswith(f"{name}/")]
+            state = {key.removeprefix(f"{name}/"): torch.as_tensor(arrays[key]) for key in keys}
+            if not isinstance(part, nn.Module):
+                moments = {}
+                for key, x in state.items():
+                    i, k = key.split("/")
+                    moments.setdefault(int(i), {})[k] = x
+                state = {**part.state_dict(), "state": moments}
+            part.load_state_dict(state)  # in place: the NumPy policy shares the memory
