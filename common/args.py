@@ -36,11 +36,14 @@ def parse_args(dataclass, doc):
 
 def _sentence(box):
     """Turn tyro's box of an error, its explanation and its hints into one line."""
-    lines = [line.strip("│ ") for line in box.splitlines() if line[:1] == "│"]
-    parts = [" ".join(part.split()) for part in re.split("─+", " ".join(lines))]
-    similar = [part for part in parts if part.startswith("Perhaps you meant")]
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]  # below the title
+    rule = re.compile("[─-]+")
+    parts = re.split("\0+", " ".join("\0" if rule.fullmatch(line) else line for line in lines))
+    error, *others = (" ".join(part.split()) for part in parts if part.strip())
+    similar = [part for part in others if part.startswith("Perhaps you meant")]
     hint = [f"did you mean {' or '.join(re.findall('--[a-z-]+', part))}?" for part in similar]
-    return "; ".join([parts[0].rstrip("."), *hint, "--help explains all flags"])
+    error = error.split(" Got errors:")[0].rstrip(".")
+    return "; ".join([error, *hint, "--help explains all flags"])
 
 
 def check_args(args):
@@ -54,6 +57,8 @@ def check_args(args):
             fail(f"{flag} {value} is not a finite number")
         if name in (*AT_LEAST_ONE, "hidden_sizes") and any(x < 1 for x in numbers):
             fail(f"{flag} must be at least 1, not {value}")
+        if name in (*AT_LEAST_ONE, "hidden_sizes") and any(x >= 2**31 for x in numbers):
+            fail(f"{flag} {value} is too large")
         if name in AT_LEAST_ZERO and any(x < 0 for x in numbers):
             fail(f"{flag} must not be negative, as {value} is")
         if name in FRACTIONS and not 0 <= value <= 1:
@@ -78,18 +83,14 @@ def check_args(args):
 
 def _check_replay(args):
     steps = args.epochs * args.steps_per_epoch
-    run = f"the {steps} steps of the run (--epochs times --steps-per-epoch)"
     if args.start_steps > steps:
-        fail(f"--start-steps {args.start_steps} is more than {run}")
+        fail(
+            f"--start-steps {args.start_steps} is beyond the run, which has {steps} steps "
+            "(--epochs times --steps-per-epoch)"
+        )
     # Bursts of updates are at every update_every-th step of a rank
     bursts = -(-max(args.update_after, 1) // (args.update_every * num_procs()))
-    first_update = bursts * args.update_every
-    if first_update * num_procs() > steps:
-        fail(
-            f"--update-after {args.update_after} and --update-every {args.update_every} put the "
-            f"first update at step {first_update * num_procs()}, beyond {run}"
-        )
-    most = min(first_update, args.replay_size)
+    most = min(bursts * args.update_every, args.replay_size)
     if args.batch_size > most:
         fail(
             f"--batch-size {args.batch_size} is more than the {most} transitions that a rank has "

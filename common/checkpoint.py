@@ -54,7 +54,7 @@ class Checkpoint:
         if damages:
             warn(f"{'; '.join(damages)}; using the checkpoint after {epoch} epochs")
         if epoch >= self.logger.args.epochs:
-            self.logger.say(f"finished after {epoch} epochs, a larger --epochs would go on")
+            self.logger.say(f"finished, {epoch} epochs are done; a larger --epochs would go on")
             return epoch, o, ep_ret, ep_len
         self.epoch = epoch
         self.rng.bit_generator.state = part["rng"]
@@ -68,7 +68,7 @@ class Checkpoint:
 
     def save(self, epoch):
         """Make the state after so many epochs the current checkpoint, and keep the one before."""
-        with writing():
+        with writing(self.folder):
             previous, rank = (self.epoch, list(self.replay)), proc_id()
             self.folder.mkdir(exist_ok=True)
             if self.buf is not None:

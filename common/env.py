@@ -5,6 +5,7 @@ And with a memory of how the episode under way came about, which is how a checkp
 
 import contextlib
 import math
+import traceback
 import warnings
 
 import gymnasium as gym
@@ -23,8 +24,11 @@ def make_env(env_id, max_ep_len, action_spaces):
             # The published results are on the older MuJoCo tasks: no need to say so on every run.
             warnings.filterwarnings("ignore", message=".*is out of date.*")
             env = gym.make(env_id, max_episode_steps=max_ep_len)
-    except (gym.error.Error, ImportError) as error:
+    except Exception as error:
         problem = f"cannot make the environment {env_id}: {' '.join(str(error).split())}"
+        if not isinstance(error, gym.error.Error | ImportError):  # a fault in its own code
+            *_, (file, line, _, _) = traceback.extract_tb(error.__traceback__)
+            problem += f" ({type(error).__name__} in {file}, line {line})"
     problem = next(filter(None, comm.allgather(problem)), None)  # one machine may lack a package
     if problem:
         fail(problem)
@@ -87,6 +91,7 @@ class Replayable(gym.Wrapper):
         with contextlib.suppress(Exception):  # an environment may not like what it once did
             self._set_generators(episode["before"])
             self.reset(seed=episode["seed"])
+            self.generators = episode["before"]  # before a seeded reset there may have been none
             for a in episode["actions"]:
                 self.step(a)
             now, _ = self.episode()

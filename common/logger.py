@@ -63,17 +63,16 @@ class EpochLogger:
 
     def _open(self):
         """Take hold of the folder; return what is wrong, and whether it holds a run to resume."""
-        old = [p for pattern in RUN_FILES for p in self.folder.glob(pattern)]
-        if old and not self.args.overwrite and not self.args.resume:
-            return (
-                f"{self.folder} already holds a run: choose --resume, --overwrite, another "
-                "--exp-name or another --seed"
-            ), False
-        if old and self.args.resume:
-            problem = self._differences()
+        try:
+            old = [p for pattern in RUN_FILES for p in self.folder.glob(pattern)]
+            if old and not self.args.overwrite and not self.args.resume:
+                return (
+                    f"{self.folder} already holds a run: choose --resume, --overwrite, another "
+                    "--exp-name or another --seed"
+                ), False
+            problem = self._differences() if old and self.args.resume else None
             if problem:
                 return problem, False
-        try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The lock goes with the process, however that ends.
             self.table = open(self.folder / "progress.txt", "ab+", buffering=0)
@@ -104,8 +103,10 @@ class EpochLogger:
         ]
         if differences:
             return f"cannot resume {self.folder} with other settings: now {'; '.join(differences)}"
-        if then.get("versions") != _versions():
-            warn(f"last digits may differ: now {_versions()}, then {then.get('versions')}")
+        versions = {**_versions(), **then.get("versions", {})}
+        changed = [f"{k} {versions[k]}" for k, v in _versions().items() if versions[k] != v]
+        if changed:
+            warn(f"the last digits may differ, this run began with {', '.join(changed)}")
         return None
 
     def _resume_argv(self):
@@ -118,7 +119,7 @@ class EpochLogger:
         """Start the run's files, or cut them back to so many epochs: the rest is done again."""
         elapsed = 0.0
         if proc_id() == 0:
-            with writing():
+            with writing(self.folder):
                 rows = self._cut_table(epoch)
                 for path in self.folder.glob("events.out.tfevents.*"):
                     path.unlink()
@@ -130,7 +131,7 @@ class EpochLogger:
                 config = json.dumps({**config, "versions": _versions()}, indent=4) + "\n"
                 write_file(self.folder / "config.json", config.encode())
         if self.args.resume:
-            self.say(f"going on after {epoch} epochs" if epoch else "no checkpoint yet, starting")
+            self.say(f"going on with epoch {epoch}" if epoch else "no checkpoint yet, starting")
         self.start_time = time.time() - elapsed
 
     def _cut_table(self, epoch):
@@ -184,7 +185,7 @@ class EpochLogger:
         self.row["StepsPerSec"] = self.args.steps_per_epoch / (now - self.epoch_start)
         self.rate, self.epoch_start = self.row["StepsPerSec"], now
         if proc_id() == 0:
-            with writing():
+            with writing(self.folder):
                 if self.header is None:
                     self.header = list(self.row)
                     _write(self.table, "\t".join(self.header) + "\n")

@@ -12,12 +12,14 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 
-os.environ.setdefault("MPIR_CVAR_SUPPRESS_ABORT_MESSAGE", "1")  # the script says why by itself
-
 import numpy as np
-from mpi4py import MPI
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of a foreign launcher: check_launcher says it more clearly
+    from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
 # What launchers tell the processes they start: the number of ranks, and which one this is
@@ -106,10 +108,10 @@ def check_launcher():
         started = int(os.environ.get(size, 1))
         if started > 1 and num_procs() == 1:
             if os.environ.get(rank, "0") == "0":
-                library = MPI.Get_library_version().split("\n")[0].strip()
+                library = " ".join(MPI.Get_library_version().split("\n")[0].split())
                 print_line(
                     f"error: {started} processes were started, but each takes itself for the only "
-                    f"one: their launcher does not belong to the MPI of this Python, {library}"
+                    f"one: the launcher is not of this Python's MPI, {library}"
                 )
             sys.exit(2)
 
@@ -153,14 +155,13 @@ run = _Run()
 
 
 @contextlib.contextmanager
-def writing():
+def writing(folder):
     """Put off interrupts until what is being written is whole; stop if it cannot be written."""
     run.writing = True
     try:
         yield
     except OSError as error:
-        what = f" {error.filename}" if error.filename else ""
-        raise Stopped(f"cannot write{what}: {error.strerror or error}") from error
+        raise Stopped(f"cannot write to {folder}: {error.strerror or error}") from error
     finally:
         run.writing = False
     if run.signal:
@@ -179,7 +180,7 @@ def _interrupt(number, frame):
     if run.writing:
         run.signal = number
         return
-    time.sleep(proc_id() > 0)  # the signal went to all ranks: the first one speaks for them
+    _let_rank_0_speak()
     print_line(f"interrupted{run.where()}{run.how_to_go_on()}")
     _end_job(128 + number)
 
@@ -194,7 +195,7 @@ def _exit_together(spare_comm):
 
 
 def _end_all_ranks(kind, value, trace):
-    time.sleep(proc_id() > 0)  # what befalls all ranks at once is said once
+    _let_rank_0_speak()
     if isinstance(value, MemoryError) or "DefaultCPUAllocator" in str(value):
         print_line(f"error: not enough memory: {value}")
         _end_job(2)
@@ -208,12 +209,19 @@ def _end_all_ranks(kind, value, trace):
         _end_job(1)
 
 
+def _let_rank_0_speak():
+    """Wait, so that what befalls all ranks at once is said once."""
+    if proc_id() > 0:
+        time.sleep(3)
+
+
 def _end_job(code):
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # nobody may be listening any more
             stream.flush()
     if num_procs() > 1:
         time.sleep(1)  # for the launcher to pass on what was printed: Abort ends it too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what MPI would add helps nobody
         comm.Abort(code)
     os._exit(code)
 

@@ -110,7 +110,7 @@ class Model:
 def save_model(folder, model):
     """Write a SavedModel to tf1_save/; a reader finds a whole one, old or new, or none."""
     if proc_id() == 0:
-        with writing():
+        with writing(folder):
             new, old = folder / "tf1_save.new", folder / "tf1_save.old"
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -122,7 +122,9 @@ def save_model(folder, model):
             except BaseException as error:
                 shutil.rmtree(new, ignore_errors=True)
                 if isinstance(error, tf.errors.OpError):  # its message is long, its first line not
-                    raise Stopped(f"cannot write {new}: {error.message.splitlines()[0]}") from error
+                    raise Stopped(
+                        f"cannot write to {new}: {error.message.splitlines()[0]}"
+                    ) from error
                 raise
             if (folder / "tf1_save").exists():
                 os.replace(folder / "tf1_save", old)

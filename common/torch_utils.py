@@ -1,12 +1,13 @@
 """What the PyTorch scripts share: MPI on parameters and gradients, model.pt, and checkpoints."""
 
 import io
+import pickle
 
 import torch
 from torch import nn
 
 from common.checkpoint import write_file
-from common.mpi import broadcast, mpi_avg, num_procs, proc_id, writing
+from common.mpi import broadcast, fail, mpi_avg, num_procs, proc_id, writing
 
 
 def setup_pytorch_for_mpi(threads=1):
@@ -34,10 +35,20 @@ def mpi_avg_grads(module):
 def save_model(folder, module):
     """Write the module's state_dict to model.pt, whole or not at all."""
     if proc_id() == 0:
-        with writing():
+        with writing(folder):
             data = io.BytesIO()
             torch.save(module.state_dict(), data)
             write_file(folder / "model.pt", data.getbuffer())
+
+
+def load_model(folder):
+    """Read the state_dict of model.pt; a file with anything but tensors in it is refused."""
+    path = folder / "model.pt"
+    try:
+        return torch.load(path, weights_only=True)  # which runs no code from the file
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        what = f": {error.strerror}" if isinstance(error, OSError) else " as a file of tensors"
+        fail(f"cannot read {path}{what}")
 
 
 class State:

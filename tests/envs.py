@@ -1,5 +1,7 @@
 """Environments that Gymnasium does not have; ids are envs:Name-v0 for the scripts."""
 
+import sys
+
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, Tuple
@@ -88,6 +90,37 @@ class NanReward(Odd):
         return o, np.nan if self.steps >= 150 else r, *rest
 
 
+class InfiniteObs(Odd):
+    """Observes something infinite in the 150th step."""
+
+    steps = 0
+
+    def step(self, a):
+        self.steps += 1
+        o, *rest = super().step(a)
+        return np.array([0, np.inf, 0], np.float32) if self.steps >= 150 else o, *rest
+
+
+class Strays(Odd):
+    """Draws from a generator that nobody can seed, so that no episode can be replayed."""
+
+    def step(self, a):
+        _, *rest = super().step(a)
+        return np.random.default_rng().uniform(-1, 1, 3).astype(np.float32), *rest
+
+
+class ExitsAlone(Odd):
+    """Exits on the last rank after a while, as if all were well."""
+
+    steps = 0
+
+    def step(self, a):
+        self.steps += 1
+        if self.steps > 150 and proc_id() == 1:
+            sys.exit(0)
+        return super().step(a)
+
+
 class MissingOnOne(Odd):
     """Cannot be made on the last of two ranks."""
 
@@ -134,5 +167,8 @@ gym.register("InPlace-v0", entry_point=InPlace)
 gym.register("WideObs-v0", entry_point=WideObs)
 gym.register("Mixed-v0", entry_point=Mixed)
 gym.register("NanReward-v0", entry_point=NanReward)
+gym.register("InfiniteObs-v0", entry_point=InfiniteObs)
+gym.register("Strays-v0", entry_point=Strays)
+gym.register("ExitsAlone-v0", entry_point=ExitsAlone)
 gym.register("MissingOnOne-v0", entry_point=MissingOnOne)
 gym.register("Raises-v0", entry_point=Raises)

@@ -39,7 +39,10 @@ def start(*command, cwd=ROOT, ranks=1, timeout=300):
 def train(script, data_dir, **kwargs):
     """Call main(Args(...)) of a script in this process; return the run's folder."""
     module = importlib.import_module(script)
-    return module.main(module.Args(data_dir=str(data_dir), **kwargs))
+    args = module.Args(data_dir=str(data_dir), **kwargs)
+    if script in OFF_POLICY_SCRIPTS:  # a short run may be all random
+        args.start_steps = min(args.start_steps, args.epochs * args.steps_per_epoch)
+    return module.main(args)
 
 
 def progress(folder):

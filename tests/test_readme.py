@@ -5,7 +5,7 @@ import shlex
 import subprocess
 
 import pytest
-from helpers import ROOT, SCRIPTS, start
+from helpers import OFF_POLICY_SCRIPTS, ROOT, SCRIPTS, start
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
@@ -33,7 +33,9 @@ def test_commands(command, tmp_path):
     ranks = 1
     if words[0] == "mpirun":
         ranks, words = int(words[2]), words[3:]
-    run = start(*words[1:], *FEW_STEPS, "--data-dir", tmp_path, ranks=ranks)
+    off_policy = words[1].removesuffix(".py") in OFF_POLICY_SCRIPTS
+    few = FEW_STEPS + ["--start-steps", "400"] * off_policy
+    run = start(*words[1:], *few, "--data-dir", tmp_path, ranks=ranks)
     assert run.returncode == 0, run.stderr
     assert "--help" in words or list(tmp_path.glob("*/*/progress.txt"))
 
