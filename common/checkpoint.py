@@ -70,7 +70,7 @@ class Checkpoint:
         """Make the state after so many epochs the current checkpoint, and keep the one before."""
         with writing(self.folder):
             previous, rank = (self.epoch, list(self.replay)), proc_id()
-            self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             if self.buf is not None:
                 self._save_new_transitions(epoch)
             episode, arrays = self.env.episode()

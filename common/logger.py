@@ -48,7 +48,7 @@ class EpochLogger:
         name = args.exp_name or re.sub(r"[^\w.-]+", "-", f"{script}_{args.env_id}")
         self.folder = Path(args.data_dir) / name / f"{name}_s{args.seed}"
         self.args, self.stored, self.row, self.header = args, {}, {}, None
-        self.broken = []
+        self.broken, self.then = [], {}
         config = {**dataclasses.asdict(args), "exp_name": name}
         config |= {"script": script, "ranks": num_procs()}
         self.config = json.loads(json.dumps(config))  # as it will be read: a tuple is a list
@@ -76,7 +76,7 @@ class EpochLogger:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The lock goes with the process, however that ends.
             self.table = open(self.folder / "progress.txt", "ab+", buffering=0)
-            fcntl.flock(self.table, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self.table)
             if not self.args.resume:
                 for path in old:
                     if path.name != "progress.txt":
@@ -90,11 +90,9 @@ class EpochLogger:
     def _differences(self):
         """Return what keeps this command from going on with the run in the folder."""
         try:
-            then = json.loads((self.folder / "config.json").read_bytes())
-        except (OSError, ValueError):
+            then = self.then = dict(json.loads((self.folder / "config.json").read_bytes()))
+        except (OSError, ValueError, TypeError):
             return None  # killed before it was written; checkpoints know whose they are
-        if not isinstance(then, dict):
-            return f"{self.folder / 'config.json'} is not that of a run"
         differences = [
             f"{key if key in ('script', 'ranks') else '--' + key.replace('_', '-')} "
             f"{now}, then {then.get(key)}"
@@ -137,7 +135,10 @@ class EpochLogger:
     def _cut_table(self, epoch):
         """Cut progress.txt back to its first rows, and return them."""
         self.table.seek(0)
-        lines = self.table.read().splitlines(keepends=True)[: epoch + 1 if epoch else 0]
+        lines = self.table.read().splitlines(keepends=True)
+        if epoch == 0 and self.resumes and len(lines) - 2 > self.then.get("save_freq", 1):
+            raise Stopped(f"{self.folder} has epochs but no checkpoint: --overwrite starts anew")
+        lines = lines[: epoch + 1] if epoch else []
         try:
             text = [line.decode().rstrip("\n").split("\t") for line in lines]
             self.header = text[0] if text else None
@@ -246,6 +247,15 @@ class EventFile:
         record = io.BytesIO()
         self.RecordWriter(record).write(event.SerializeToString())
         _write(self.file, record.getvalue())
+
+
+def _lock(file):
+    """Take hold of an open file or raise BlockingIOError; some network disks know no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise
 
 
 def _write(file, data):

@@ -31,6 +31,7 @@ from helpers import (
 
 import common.checkpoint
 from common.env import make_env
+from common.mpi import Stopped
 
 TIMES = ["Time", "StepsPerSec"]
 # Twelve epochs of about a tenth of a second; the replay buffer of off-policy scripts wraps.
@@ -500,3 +501,13 @@ def test_resume_of_nothing_is_a_start(tmp_path, capsys):
     folder = train("vpg_torch", tmp_path, resume=True, **settings)
     assert "no checkpoint yet, starting" in capsys.readouterr().out
     assert_same(folder, train("vpg_torch", tmp_path / "b", **settings))
+
+
+def test_a_run_without_its_checkpoints_is_kept(tmp_path):
+    settings = short("vpg_torch", epochs=4)
+    folder = train("vpg_torch", tmp_path, **settings)
+    shutil.rmtree(folder / "checkpoint")
+    table = (folder / "progress.txt").read_text()
+    with pytest.raises(Stopped, match="has epochs but no checkpoint: --overwrite starts anew"):
+        train("vpg_torch", tmp_path, resume=True, **settings)
+    assert (folder / "progress.txt").read_text() == table
