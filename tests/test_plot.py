@@ -1,0 +1,543 @@
+"""plot.py: what it reads, what it draws, compared number by number, and what it says."""
+
+import io
+import json
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import ROOT, start
+from matplotlib.colors import to_hex
+from scipy.stats import bootstrap
+
+import plot
+
+SPINNING_UP_PROGRESS = """\
+Epoch	AverageEpRet	StdEpRet	AverageTestEpRet	TotalEnvInteracts	Time
+0	-1281.5	30.25	-1350.5	5000	21.5
+1	-1100.0	41.5	-990.25	10000	43.0
+"""
+SPINNING_UP_CONFIG = """{
+    "ac_kwargs": {"hidden_sizes": [64, 64]},
+    "actor_critic": "MLPActorCritic",
+    "env_fn": "<function <lambda> at 0x7f2d3c>",
+    "exp_name": "sac-bench",
+    "gamma": 0.99,
+    "logger": {"<spinup.utils.logx.EpochLogger object at 0x7f2d>": {"epoch_dict": {}, "x": NaN}},
+    "seed": %d
+}"""
+
+
+@pytest.fixture(autouse=True)
+def no_screen(monkeypatch, tmp_path):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    monkeypatch.chdir(tmp_path)
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+
+
+def write_run(name, seed, ret, steps=None, data_dir="runs", config=True, **columns):
+    """Write a run as the scripts do and return its table."""
+    folder = plot.Path(data_dir, name, f"{name}_s{seed}")
+    folder.mkdir(parents=True)
+    steps = 1000 * np.arange(1, len(ret) + 1) if steps is None else steps
+    columns = {"AverageEpRet": ret, "TotalEnvInteracts": steps, **columns}
+    table = pd.DataFrame({"Epoch": np.arange(len(ret)), **columns})
+    table.to_csv(folder / "progress.txt", sep="\t", index=False, na_rep="nan")
+    if config:
+        (folder / "config.json").write_text(json.dumps({"exp_name": name, "seed": seed}))
+    return table
+
+
+def write_seeds(name, n, epochs=12, **kwargs):
+    rng = np.random.default_rng([len(name), n])
+    rets = np.cumsum(rng.normal(5, 20, (n, epochs)), 1)
+    return [write_run(name, seed, ret, **kwargs) for seed, ret in enumerate(rets)]
+
+
+def curves(fig, panel=0):
+    """Return {label: line} of a panel."""
+    lines = fig.axes[panel].lines
+    return {line.get_label(): line for line in lines if not line.get_label().startswith("_child")}
+
+
+def legend(fig):
+    return [text.get_text() for text in fig.legends[0].get_texts()]
+
+
+def band(fig):
+    """Return x, lower and upper edge of the only band in a figure."""
+    (collection,) = fig.axes[0].collections
+    x, y = np.concatenate([path.vertices for path in collection.get_paths()]).T
+    edges = pd.DataFrame({"x": x, "y": y}).groupby("x").y.agg(["min", "max"])
+    return edges.index.to_numpy(), edges["min"].to_numpy(), edges["max"].to_numpy()
+
+
+def by_steps(tables, column="AverageEpRet"):
+    return pd.concat(tables).groupby("TotalEnvInteracts")[column]
+
+
+def fails(capsys, *argv):
+    """Call plot.py; return the sentence it ends with."""
+    with pytest.raises(SystemExit) as end:
+        plot.main([*argv])
+    err = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert err[-1].startswith("plot.py: error: ")
+    assert not any("error" in line or "Traceback" in line for line in err[:-1])
+    return err[-1].removeprefix("plot.py: error: ")
+
+
+# What is drawn
+
+
+@pytest.mark.parametrize("est", ["mean", "max", "min"])
+def test_curve_over_the_seeds(est):
+    tables = write_seeds("ppo", 3)
+    fig = plot.make_plots("runs", est=est)
+    (label, line), *others = curves(fig).items()
+    expected = by_steps(tables).agg(est)
+    assert label == "ppo (3 seeds)" and not others
+    np.testing.assert_array_equal(line.get_xdata(), expected.index)
+    np.testing.assert_allclose(line.get_ydata(), expected)
+    assert fig.axes[0].get_xlabel() == "Environment steps"
+    assert fig.axes[0].get_ylabel() == "Average episode return"
+    assert legend(fig) == ["ppo (3 seeds)"]
+    assert len(fig.axes[0].collections) == (est == "mean")  # seeds say little on extremes
+    title = fig.legends[0].get_title().get_text()
+    assert title == {"mean": "mean, 95% CI"}.get(est, est)
+
+
+def test_interquartile_mean_is_of_the_middle_half():
+    tables = write_seeds("ppo", 8)
+    (line,) = curves(plot.make_plots("runs", est="iqm")).values()
+    middle = by_steps(tables).apply(lambda y: np.sort(y)[2:6].mean())
+    np.testing.assert_allclose(line.get_ydata(), middle)
+    assert not np.allclose(middle, by_steps(tables).mean())
+
+
+@pytest.mark.parametrize("est", ["mean", "iqm"])
+def test_confidence_interval_is_the_bootstrap_of_the_estimator(est):
+    tables = write_seeds("ppo", 5)
+    x, low, high = band(plot.make_plots("runs", est=est, band="ci"))
+    statistic = {"mean": np.mean, "iqm": lambda y: np.sort(y)[1:-1].mean()}[est]
+    for i, (steps, y) in enumerate(by_steps(tables)):
+        one = dict(n_resamples=2000, method="percentile", rng=np.random.default_rng(0))
+        interval = bootstrap((y.to_numpy(),), statistic, **one).confidence_interval
+        assert x[i] == steps
+        np.testing.assert_allclose([low[i], high[i]], interval)
+
+
+def test_other_bands():
+    y = by_steps(write_seeds("ppo", 4))
+    _, low, high = band(plot.make_plots("runs", band="std"))
+    np.testing.assert_allclose([low, high], [y.mean() - y.std(), y.mean() + y.std()])
+    _, low, high = band(plot.make_plots("runs", band="minmax", est="iqm"))
+    np.testing.assert_allclose([low, high], [y.min(), y.max()])
+    assert not plot.make_plots("runs", band="none").axes[0].collections
+
+
+def test_where_all_seeds_agree_the_interval_is_a_point():
+    for seed in range(3):
+        write_run("ppo", seed, [100.0, 500.0 + seed, 500.0])
+    _, low, high = band(plot.make_plots("runs"))
+    assert low[0] == high[0] == 100 and low[2] == high[2] == 500 and low[1] < high[1]
+
+
+def test_one_seed_has_no_band():
+    write_seeds("ppo", 1)
+    fig = plot.make_plots("runs")
+    assert legend(fig) == ["ppo (1 seed)"] and not fig.axes[0].collections
+
+
+def test_runs_of_different_length_and_spacing():
+    long_x, short_x = np.arange(100, 1001, 100), np.array([250, 500, 750])
+    long_y, short_y = long_x / 10.0 + 7, np.array([-10.0, 40.0, -30.0])
+    write_run("ppo", 0, long_y, long_x)
+    write_run("ppo", 1, short_y, short_x)
+    fig = plot.make_plots("runs", band="minmax")
+    faint, solid = fig.axes[0].lines
+    x = np.unique([*long_x, *short_x])
+    both = (x >= 250) & (x <= 750)
+    on_long = np.interp(x, long_x, long_y)
+    expected = np.where(both, (on_long + np.interp(x, short_x, short_y)) / 2, on_long)
+    np.testing.assert_array_equal(faint.get_xdata(), x)
+    np.testing.assert_allclose(faint.get_ydata(), expected)
+    np.testing.assert_allclose(solid.get_ydata(), np.where(both, expected, np.nan))
+    assert faint.get_alpha() < 0.5 and faint.get_color() == solid.get_color()
+    assert legend(fig) == ["ppo (2 seeds)", "fewer seeds"]
+    edges_x, _, high = band(fig)
+    assert edges_x.min() == 250 and edges_x.max() == 750  # of one run there is no spread
+    np.testing.assert_allclose(high, np.maximum(on_long, np.interp(x, short_x, short_y))[both])
+
+
+def test_long_runs_are_drawn_at_as_many_points_as_can_be_seen():
+    rng = np.random.default_rng(0)
+    steps = [np.arange(1, 3001) * 100 + rng.integers(0, 50, 3000) for _ in range(2)]
+    for seed in range(2):
+        steps[seed][[0, -1]] = 100, 300000
+        write_run("ppo", seed, np.sin(steps[seed] / 3e4) + seed, steps[seed])
+    (line,) = curves(plot.make_plots("runs")).values()
+    x, y = line.get_data()
+    assert len(x) == 500 and x[0] == 100 and x[-1] == 300000
+    np.testing.assert_allclose(y, np.sin(x / 3e4) + 0.5, atol=1e-5)
+
+
+def test_epochs_without_a_number_are_bridged_but_no_end_is_made_up():
+    write_run("ppo", 0, [np.nan, 2.0, np.nan, 6.0, np.inf])
+    write_run("ppo", 1, [0.0, 0.0, 0.0, 0.0, 0.0])
+    faint, solid = plot.make_plots("runs", band="none").axes[0].lines
+    np.testing.assert_allclose(faint.get_ydata(), [0, 1, 2, 3, 0])
+    np.testing.assert_allclose(solid.get_ydata(), [np.nan, 1, 2, 3, np.nan])
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 40])
+def test_smoothing_averages_the_part_of_the_window_that_exists(window):
+    y = np.random.default_rng(0).normal(100, 30, 9)
+    y[4] = np.nan
+    write_run("ppo", 0, y)
+    (line,) = curves(plot.make_plots("runs", smooth=window)).values()
+    around = [y[max(i - window // 2, 0) : i + (window + 1) // 2] for i in range(9)]
+    expected = [np.nanmean(part) for i, part in enumerate(around) if i != 4]
+    np.testing.assert_allclose(line.get_ydata(), expected)
+    np.testing.assert_array_equal(line.get_xdata(), 1000 * np.delete(np.arange(1, 10), 4))
+
+
+def test_each_seed_its_own_line():
+    tables = write_seeds("ppo", 3) + write_seeds("sac", 2, epochs=30)
+    fig = plot.make_plots("runs", count=True)
+    assert len(fig.axes[0].lines) == 5 and not fig.axes[0].collections
+    for line, table in zip(fig.axes[0].lines, tables):
+        np.testing.assert_array_equal(line.get_xdata(), table.TotalEnvInteracts)
+        np.testing.assert_allclose(line.get_ydata(), table.AverageEpRet)
+    assert legend(fig) == ["ppo (3 seeds)", "sac (2 seeds)"]
+    assert len({line.get_color() for line in fig.axes[0].lines}) == 2
+
+
+def test_several_values_are_several_panels_over_any_column():
+    times = [1.5, 3.0, 7.0]
+    write_run("ppo", 0, [1.0, 2.0, 3.0], EpLen=[10.0, 20.0, 30.0], Time=times)
+    fig = plot.make_plots("runs", value=["AverageEpRet", "EpLen"], xaxis="Time")
+    for panel, y in enumerate([[1, 2, 3], [10, 20, 30]]):
+        np.testing.assert_array_equal(curves(fig, panel)["ppo (1 seed)"].get_data(), [times, y])
+    labels = [(ax.get_xlabel(), ax.get_ylabel()) for ax in fig.axes]
+    assert labels == [
+        ("Time (s)", "Average episode return"),
+        ("Time (s)", "Episode length (steps)"),
+    ]
+    assert len(plot.make_plots("runs", value=["EpLen"] * 5).axes) == 5
+
+
+def test_performance_is_the_test_return_where_there_is_one():
+    write_run("ppo", 0, [1.0, 2.0])
+    write_run("sac", 0, [3.0, 4.0], AverageTestEpRet=[30.0, 40.0])
+    lines = curves(plot.make_plots("runs"))
+    np.testing.assert_array_equal(lines["ppo (1 seed)"].get_ydata(), [1, 2])
+    np.testing.assert_array_equal(lines["sac (1 seed)"].get_ydata(), [30, 40])
+
+
+def test_experiments_without_the_column_are_named_and_left_out(capsys):
+    write_run("ppo", 0, [1.0, 2.0], KL=[0.1, 0.2])
+    write_run("sac", 0, [3.0, 4.0])
+    assert list(curves(plot.make_plots("runs", value="KL"))) == ["ppo (1 seed)"]
+    assert "1 of 1 run(s) of sac: no KL over TotalEnvInteracts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "last, expected", [(1e6, ["0.5M", "1.0M"]), (4e4, ["20k", "40k"]), (5000, ["2000", "4000"])]
+)
+def test_big_numbers_are_short(last, expected):
+    write_run("ppo", 0, np.linspace(0, 1, 11), np.linspace(0, last, 11).astype(int))
+    fig = plot.make_plots("runs")
+    fig.axes[0].set_xticks([last / 2, last] if last == 1e6 else [*range(0, int(last) + 1, 2000)])
+    fig.draw_without_rendering()
+    assert set(expected) <= {tick.get_text() for tick in fig.axes[0].get_xticklabels()}
+
+
+def test_forty_experiments_look_different():
+    for i in range(40):
+        write_run(f"lr{i:02}", 0, np.arange(3) + i)
+    fig = plot.make_plots("runs")
+    looks = {(to_hex(x.get_color()), str(x._dash_pattern)) for x in fig.axes[0].lines}
+    assert len(looks) == 40 and len(legend(fig)) == 40
+    fig.draw_without_rendering()
+    box = fig.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= fig.bbox.width and box.y1 < fig.axes[0].bbox.y0
+
+
+def test_a_common_environment_is_the_title():
+    write_run("ppo", 0, [1.0, 2.0])
+    assert plot.make_plots("runs").get_suptitle() == ""
+    for name in ("a", "b"):
+        write_run(name, 0, [1.0, 2.0], data_dir="cartpole")
+        config = json.dumps({"exp_name": name, "env_id": "CartPole-v1"})
+        plot.Path("cartpole", name, f"{name}_s0", "config.json").write_text(config)
+    assert plot.make_plots("cartpole").get_suptitle() == "CartPole-v1"
+
+
+# What is found and how it is grouped
+
+
+def test_folders_and_prefixes():
+    for name in ("ppo", "ppo-big", "sac"):
+        write_seeds(name, 2)
+
+    def names(*logdirs, **kwargs):
+        return list(plot.load(logdirs, **kwargs))
+
+    assert names("runs") == ["ppo", "ppo-big", "sac"]
+    assert names("runs/pp") == ["ppo", "ppo-big"]
+    assert names("runs/ppo") == names("runs/ppo/") == ["ppo"]  # a folder's name is no prefix
+    assert names("runs/sac", "runs/ppo") == ["sac", "ppo"]
+    assert names("ru") == names(".") == ["ppo", "ppo-big", "sac"]
+    assert [len(group) for group in plot.load(["runs", "runs/ppo"]).values()] == [2, 2, 2]
+    assert names("runs", select=["ppo", "big"]) == ["ppo-big"]
+    assert names("runs", exclude=["big", "sac"]) == ["ppo"]
+    (group,) = plot.load("runs", select="ppo", exclude=["_s1", "big"]).values()
+    assert [run.folder.name for run in group] == ["ppo_s0"]
+
+
+def test_one_name_in_two_data_dirs_is_two_experiments():
+    write_run("ppo", 0, [1.0, 1.0], data_dir="old")
+    write_run("ppo", 0, [2.0, 2.0], data_dir="new")
+    for logdirs in (["old", "new"], ["old/ppo/ppo_s0", "new/ppo"], ["."]):
+        lines = curves(plot.make_plots(logdirs))
+        assert lines["old/ppo (1 seed)"].get_ydata()[0] == 1
+        assert lines["new/ppo (1 seed)"].get_ydata()[0] == 2
+
+
+def test_without_config_the_folder_names_the_experiment():
+    write_run("ppo", 0, [1.0, 2.0], config=False)
+    write_run("ppo", 12, [1.0, 2.0], config=False)
+    write_run("sac_s5", 1, [1.0, 2.0])
+    for broken in ('{"exp_name": "pp', "[1]", "null", '{"exp_name": null}', '{"exp_name": {}}'):
+        plot.Path("runs/ppo/ppo_s0/config.json").write_text(broken)
+        assert {title: len(runs) for title, runs in plot.load("runs").items()} == {
+            "ppo": 2,
+            "sac_s5": 1,
+        }
+
+
+def test_spinning_ups_own_runs():
+    for seed, day in enumerate(["2018-11-08", "2018-11-09"]):  # begun before midnight
+        folder = plot.Path("data", f"{day}_sac-bench", f"{day}_23-59-0{seed}-sac-bench_s{seed}")
+        folder.mkdir(parents=True)
+        (folder / "progress.txt").write_text(SPINNING_UP_PROGRESS)
+        (folder / "config.json").write_text(SPINNING_UP_CONFIG % seed)
+    fig = plot.make_plots("data")
+    x, y = curves(fig)["sac-bench (2 seeds)"].get_data()
+    np.testing.assert_array_equal(x, [5000, 10000])
+    np.testing.assert_array_equal(y, [-1350.5, -990.25])
+    for config in plot.Path("data").rglob("config.json"):
+        config.unlink()
+    assert legend(plot.make_plots("data")) == ["sac-bench (2 seeds)"]
+
+
+def test_legend_titles_belong_to_arguments():
+    for name in ("ppo-a", "ppo-b", "sac"):
+        write_seeds(name, 2)
+    fig = plot.make_plots(["runs/sac", "runs/ppo"], legend=["_SAC", "PPO"])
+    assert legend(fig) == ["_SAC (2 seeds)", "PPO (4 seeds)"]
+    assert legend(plot.make_plots(["runs/sac", "runs/ppo"], legend=["all"] * 2)) == [
+        "all (6 seeds)"
+    ]
+
+
+def test_runs_of_one_seed_are_noticed(capsys):
+    write_seeds("a", 2), write_seeds("b", 1)
+    plot.load("runs")
+    assert capsys.readouterr().err == ""
+    plot.load("runs", legend=["both"])
+    notice = "plot.py: both has several runs of one seed, which may not be independent\n"
+    assert capsys.readouterr().err == notice
+
+
+# Runs that go on, or went wrong
+
+
+def test_half_written_rows_are_left_out(capsys):
+    (table,) = write_seeds("ppo", 1, epochs=4)
+    file = plot.Path("runs/ppo/ppo_s0/progress.txt")
+    whole = file.read_text()
+    for rest in ("4", "4\t12.5\t50", "4\t12.5\t"):
+        file.write_text(whole + rest)
+        (line,) = curves(plot.make_plots("runs")).values()
+        np.testing.assert_allclose(line.get_ydata(), table.AverageEpRet)
+        notice = f"plot.py: left out 1 incomplete row(s) of {file.parent}\n"
+        assert capsys.readouterr().err == notice
+    file.write_text(whole.replace("\n1\t", "\n1\n1\t"))  # torn in the middle
+    (line,) = curves(plot.make_plots("runs")).values()
+    np.testing.assert_allclose(line.get_ydata(), table.AverageEpRet)
+
+
+def test_runs_with_nothing_to_plot_are_left_out_with_a_line_each(capsys):
+    write_run("ppo", 0, [1.0, 2.0])
+    for name, content in [
+        ("empty", b""),
+        ("header", b"Epoch\tAverageEpRet\tTotalEnvInteracts\n"),
+        ("half-header", b"Epoch\tAvera"),
+        ("first-row", b"Epoch\tAverageEpRet\tTotalEnvInteracts\n0\t5.0"),
+        ("binary", b"\x00\xff\xfe\n\x80\n"),
+        ("words", b"no numbers\nat all\n"),
+    ]:
+        write_run(name, 0, [])
+        plot.Path("runs", name, f"{name}_s0", "progress.txt").write_bytes(content)
+    assert legend(plot.make_plots("runs")) == ["ppo (1 seed)"]
+    notices = capsys.readouterr().err.splitlines()
+    assert len(notices) == 6 and all(x.startswith("plot.py: left out runs/") for x in notices)
+
+
+def test_of_an_epoch_logged_twice_the_later_counts():
+    write_run("ppo", 0, [1.0, 2.0, -3.0, 3.0, 4.0], [1000, 2000, 3000, 3000, 4000])
+    (line,) = curves(plot.make_plots("runs")).values()
+    np.testing.assert_array_equal(line.get_data(), [[1000, 2000, 3000, 4000], [1, 2, 3, 4]])
+
+
+def test_a_single_row_is_a_dot():
+    write_run("ppo", 0, [1.0])
+    (line,) = curves(plot.make_plots("runs")).values()
+    assert line.get_marker() == "o"
+
+
+# The table
+
+
+def test_table(capsys):
+    finals = [table.AverageEpRet[-10:].mean() for table in write_seeds("ppo|x", 5, epochs=25)]
+    plot.main(["runs", "--table", "csv"])
+    out, err = capsys.readouterr()
+    (row,) = pd.read_csv(io.StringIO(out)).to_dict("records")
+    expected = {"experiment": "ppo|x", "value": "Performance", "seeds": 5, "steps": 25000}
+    expected |= {"mean": np.mean(finals), "std": np.std(finals, ddof=1)}
+    expected |= {"iqm": np.sort(finals)[1:4].mean()}
+    assert row == pytest.approx(expected) and err == ""
+
+    plot.main(["--table", "runs"])
+    header, rule, line, *others = capsys.readouterr().out.splitlines()
+    assert not others and [x.strip() for x in header.strip("|").split("|")] == list(row)
+    assert rule.count("---:") == 5 and len(header) == len(rule) == len(line)
+    cells = [x.strip() for x in line.replace(r"\|", "/").strip("|").split("|")]
+    assert cells[0] == "ppo/x" and cells[-2:] == ["5", "25,000"]
+    assert [float(x) for x in cells[2:5]] == pytest.approx(
+        [row["mean"], row["std"], row["iqm"]], rel=1e-3
+    )
+
+
+def test_table_of_unequal_runs(capsys):
+    write_run("ppo", 0, [1.0, 2.0, np.inf], KL=[1.0, 2.0, 3.0])
+    write_run("ppo", 1, [1.0] * 20)
+    write_run("sac", 0, [np.nan])
+    plot.main(["runs", "--table", "csv", "-y", "Performance", "KL"])
+    out, err = capsys.readouterr()
+    rows = pd.read_csv(io.StringIO(out)).to_dict("records")
+    assert [(r["experiment"], r["value"], r["mean"], r["seeds"], r["steps"]) for r in rows] == [
+        ("ppo", "Performance", 1.25, 2, 3000),
+        ("ppo", "KL", 2.0, 1, 3000),
+    ]
+    assert math.isnan(rows[1]["std"])
+    assert "the runs of ppo end between 3,000 and 20,000 steps" in err
+    assert "left out 1 of 1 run(s) of sac" in err
+
+
+# The command line
+
+
+def test_errors_are_one_sentence(capsys):
+    write_run("ppo", 0, [1.0, 2.0])
+    write_run("empty", 0, [])
+    write_run("nan", 0, [np.nan])
+    plot.Path("nothing").mkdir()
+    out = ["--out", "x.png"]
+    no_run = "there is no run in {}, nor in a folder whose path starts so"
+    columns = "no run has a column AvgEpRet: there are Epoch, AverageEpRet, TotalEnvInteracts, "
+    for argv, sentence in [
+        (["rums", *out], no_run.format("rums")),
+        (["no/such", *out], no_run.format("no/such")),
+        (["nothing", *out], no_run.format("nothing")),
+        (["runs", "rums", *out], no_run.format("rums")),
+        (["runs/empty", *out], "no run has a complete row yet"),
+        (["runs/nan", *out], "no run has Performance over TotalEnvInteracts yet"),
+        (["runs/nan", "--table"], "no run has Performance in its last 10 rows"),
+        (["runs", "--select", "sac", *out], "--select and --exclude leave no run to plot"),
+        (["runs/ppo", "-y", "AvgEpRet", *out], columns + "Performance"),
+        (["runs/ppo", "-x", "AvgEpRet", *out], columns + "Performance"),
+        (["runs/ppo", "--table", "-y", "AvgEpRet"], columns + "Performance"),
+        (["runs/ppo", "-l", "A", "B", *out], "--legend has 2 title(s) for 1 logdir(s)"),
+        (["runs", "--out", "x.jpeg"], "--out x.jpeg must end in .png, .svg or .pdf"),
+        (["runs", "--out", "x"], "--out x must end in .png, .svg or .pdf"),
+        (["runs/ppo", "-s", "0", *out], "--smooth must be at least 1, not 0"),
+        (["runs/ppo", "-s", "few", *out], "argument -s/--smooth: invalid int value: 'few'"),
+        (["runs", "--smoth", "3", *out], "unrecognized arguments: --smoth 3"),
+        ([], "say which folders to plot, in front of the options (see --help)"),
+        (["-y", "KL", "runs"], "say which folders to plot, in front of the options (see --help)"),
+    ]:
+        assert fails(capsys, *argv) == sentence
+    assert "invalid choice: 'median'" in fails(capsys, "runs", "--est", "median")
+    assert "cannot write /dev/null/x.png: " in fails(capsys, "runs/ppo", "--out", "/dev/null/x.png")
+    assert "cannot write x.png: " in fails(capsys, "runs/ppo", "-l", r"$\nonsense$", *out)
+    assert not plot.Path("x.png").exists()
+
+
+def test_a_figure_without_a_screen(tmp_path):
+    write_seeds("ppo", 2)
+    for ending, start_of_file in [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]:
+        run = start(plot.__file__, "runs", "--out", f"new/figure.{ending}", cwd=tmp_path)
+        assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+        assert plot.Path(f"new/figure.{ending}").read_bytes().startswith(start_of_file)
+    run = start(plot.__file__, "runs", cwd=tmp_path)
+    sentence = "there is no screen to show the figure on: use --out FILE, or --table"
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == f"plot.py: error: {sentence}\n"
+
+
+def test_options_in_any_order_and_a_figure_with_its_table(capsys):
+    write_seeds("ppo", 2)
+    write_seeds("sac", 2)
+    plot.main(
+        ["--table", "runs/sac", "-s", "3", "runs/ppo", "-l", "S", "--out", "x.png", "-l", "P"]
+    )
+    out, err = capsys.readouterr()
+    assert [line.split()[1] for line in out.splitlines()[2:]] == ["S", "P"] and err == ""
+    assert plot.Path("x.png").exists()
+    assert list(curves(plt.figure(plt.get_fignums()[-1]))) == ["S (2 seeds)", "P (2 seeds)"]
+
+
+def test_with_a_screen_it_shows(tmp_path, monkeypatch):
+    (tmp_path / "screen.py").write_text(
+        "from matplotlib.backends.backend_agg import FigureCanvas, FigureManager\n"
+        "shown = []\n"
+        "def show(*args, **kwargs): shown.append(True)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plt.switch_backend("module://screen")
+    write_seeds("ppo", 2)
+    plot.main(["runs"])
+    import screen
+
+    assert screen.shown == [True] and not list(tmp_path.glob("*.png"))
+
+
+def test_it_needs_no_framework_and_help_teaches(tmp_path):
+    write_seeds("ppo", 2)
+    code = "import plot, sys; plot.make_plots('runs', out='x.png'); print(*sys.modules)"
+    run = start("-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert not {"torch", "tensorflow", "mpi4py"} & set(run.stdout.split())
+    run = start(plot.__file__, "--help", cwd=tmp_path)
+    options = "--legend --xaxis --value --count --smooth --select --exclude --est --band --out"
+    assert all(option in run.stdout for option in [*options.split(), "--table", "examples:"])
+
+
+def test_the_examples_of_the_help_work(tmp_path):
+    for name in ("a", "b", "ppo-1"):
+        write_seeds(name, 2, EpLen=np.arange(12))
+    examples = [line.split("  ")[1] for line in plot.EXAMPLES.splitlines()[1:]]
+    for words in map(str.split, examples):
+        assert words[:2] == ["python", "plot.py"]
+        extra = [] if {"--out", "--table"} & set(words) else ["--out", "x.png"]
+        plot.main([*words[2:], *extra])
