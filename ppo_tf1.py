@@ -48,6 +48,7 @@ class Args:
     save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
     resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
+    keep_models: bool = False  # keep the model of every save, for play.py --itr
     lam: float = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
     pi_lr: float = 3e-4  # learning rate of the policy
     vf_lr: float = 1e-3  # learning rate of the value function
@@ -299,7 +300,7 @@ def main(args):
         logger.log_tabular("StopIter", average_only=True)
         logger.dump_tabular()
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model)
+            save_model(logger.folder, model, epoch if args.keep_models else None)
             checkpoint.save(epoch + 1)
     return logger.folder
 

@@ -22,12 +22,14 @@ FRACTIONS = "gamma lam polyak".split()
 def parse_args(dataclass, doc):
     """Read the command line into the dataclass; of several ranks one prints help and errors."""
     end_together()
+    what, *_, examples = doc.strip().split("\n\n")
+    description = f"{what}\n\n{examples}"
     error = io.StringIO()
     try:
         output = io.StringIO() if proc_id() else sys.stdout
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
             config = [tyro.conf.FlagCreatePairsOff]
-            return tyro.cli(dataclass, description=doc.splitlines()[0], config=config)
+            return tyro.cli(dataclass, description=description, config=config)
     except SystemExit as ended:
         if ended.code:
             fail(_sentence(error.getvalue()))

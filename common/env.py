@@ -16,14 +16,14 @@ from gymnasium.wrappers import FlattenObservation, TransformAction, TransformObs
 from common.mpi import Stopped, comm, fail
 
 
-def make_env(env_id, max_ep_len, action_spaces):
+def make_env(env_id, max_ep_len, action_spaces, **kwargs):
     """Make a Gymnasium environment; max_ep_len, unless None, overrides its own time limit."""
     env, problem = None, None
     try:
         with warnings.catch_warnings():
             # The published results are on the older MuJoCo tasks: no need to say so on every run.
             warnings.filterwarnings("ignore", message=".*is out of date.*")
-            env = gym.make(env_id, max_episode_steps=max_ep_len)
+            env = gym.make(env_id, max_episode_steps=max_ep_len, **kwargs)
     except Exception as error:
         problem = f"cannot make the environment {env_id}: {' '.join(str(error).split())}"
         if not isinstance(error, gym.error.Error | ImportError):  # a fault in its own code

@@ -34,9 +34,12 @@ from common.mpi import (
     writing,
 )
 
-RUN_FILES = "config.json* progress.txt events.out.tfevents.* model.pt* tf1_save* checkpoint".split()
+RUN_FILES = (
+    "config.json* progress.txt events.out.tfevents.* model*.pt* tf1_save* checkpoint".split()
+)
 # With other values of these a run is still the same run, and can be resumed
-MAY_DIFFER = "epochs cpu threads data_dir exp_name save_freq resume overwrite".split()
+MAY_DIFFER = """epochs cpu threads data_dir exp_name save_freq resume overwrite
+    keep_models""".split()
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py")
 
 

@@ -196,6 +196,8 @@ def _exit_together(spare_comm):
 
 def _end_all_ranks(kind, value, trace):
     _let_rank_0_speak()
+    if isinstance(value, BrokenPipeError):  # as of `| head`: nobody wants to read more
+        _end_job(128 + signal.SIGPIPE)
     if isinstance(value, MemoryError) or "DefaultCPUAllocator" in str(value):
         print_line(f"error: not enough memory: {value}")
         _end_job(2)

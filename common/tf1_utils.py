@@ -5,9 +5,11 @@ import shutil
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.framework.variable_pb2 import VariableDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from common.mpi import Stopped, broadcast, mpi_avg, num_procs, proc_id, writing
+from common.mpi import Stopped, broadcast, fail, mpi_avg, num_procs, proc_id, writing
 
 tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)  # else every call of TF1's is reported as deprecated
@@ -107,8 +109,11 @@ class Model:
             variable.load(arrays[name], self.sess)
 
 
-def save_model(folder, model):
-    """Write a SavedModel to tf1_save/; a reader finds a whole one, old or new, or none."""
+def save_model(folder, model, itr=None):
+    """Write a SavedModel to tf1_save/, with itr also to tf1_save_<itr>/.
+
+    A reader of tf1_save/ finds a whole one, old or new, or none.
+    """
     if proc_id() == 0:
         with writing(folder):
             new, old = folder / "tf1_save.new", folder / "tf1_save.old"
@@ -126,10 +131,25 @@ def save_model(folder, model):
                         f"cannot write to {new}: {error.message.splitlines()[0]}"
                     ) from error
                 raise
+            if itr is not None:
+                shutil.copytree(new, folder / f"tf1_save_{itr}", dirs_exist_ok=True)
             if (folder / "tf1_save").exists():
                 os.replace(folder / "tf1_save", old)
             os.replace(new, folder / "tf1_save")
             shutil.rmtree(old, ignore_errors=True)
+
+
+def load_model(path):
+    """Return the variables of a tf1_save/ by name, in the order in which they were made."""
+    try:
+        graph = SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0]
+        variables = graph.collection_def["trainable_variables"].bytes_list.value
+        names = [VariableDef.FromString(x).variable_name.split(":")[0] for x in variables]
+        reader = tf.train.load_checkpoint(str(path / "variables" / "variables"))
+        return {name: reader.get_tensor(name) for name in names}
+    except (OSError, DecodeError, IndexError, ValueError, tf.errors.OpError) as error:
+        what = f": {error.strerror}" if isinstance(error, OSError) else " as a saved model"
+        fail(f"cannot read {path}{what}")
 
 
 def restore_tf_graph(sess, folder):

@@ -1,7 +1,7 @@
 """What the PyTorch scripts share: MPI on parameters and gradients, model.pt, and checkpoints."""
 
 import io
-import pickle
+from pickle import UnpicklingError
 
 import torch
 from torch import nn
@@ -32,21 +32,23 @@ def mpi_avg_grads(module):
         g.copy_(part.view_as(g))
 
 
-def save_model(folder, module):
-    """Write the module's state_dict to model.pt, whole or not at all."""
+def save_model(folder, module, itr=None):
+    """Write the state_dict to model.pt, whole or not at all; with itr also to model_<itr>.pt."""
     if proc_id() == 0:
         with writing(folder):
             data = io.BytesIO()
             torch.save(module.state_dict(), data)
             write_file(folder / "model.pt", data.getbuffer())
+            if itr is not None:
+                write_file(folder / f"model_{itr}.pt", data.getbuffer())
 
 
-def load_model(folder):
-    """Read the state_dict of model.pt; a file with anything but tensors in it is refused."""
-    path = folder / "model.pt"
+def load_model(path):
+    """Return what a model.pt holds, by name; a file of anything but tensors is refused."""
     try:
-        return torch.load(path, weights_only=True)  # which runs no code from the file
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        state = torch.load(path, weights_only=True)  # which runs no code from the file
+        return {name: x.numpy() for name, x in state.items()}
+    except (OSError, EOFError, RuntimeError, ValueError, AttributeError, UnpicklingError) as error:
         what = f": {error.strerror}" if isinstance(error, OSError) else " as a file of tensors"
         fail(f"cannot read {path}{what}")
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 
 import pytest
@@ -23,10 +24,17 @@ def test_quick_start_is_two_lines():
 
 def test_it_names_every_script():
     assert all(f"`{script}.py`" in README for script in SCRIPTS)
-    assert len(README.splitlines()) < 120
+    assert len(README.splitlines()) < 180
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "python " in c and "pytest" not in c])
+TOOLS = ("plot.py", "play.py")
+
+
+def is_training(command):
+    return "python " in command and not any(x in command for x in ("pytest", "--resume", *TOOLS))
+
+
+@pytest.mark.parametrize("command", filter(is_training, COMMANDS))
 def test_commands(command, tmp_path):
     """As printed, but for a few steps only and into another folder."""
     words = shlex.split(command.removeprefix(". ./setup.sh && "))
@@ -38,6 +46,29 @@ def test_commands(command, tmp_path):
     run = start(*words[1:], *few, "--data-dir", tmp_path, ranks=ranks)
     assert run.returncode == 0, run.stderr
     assert "--help" in words or list(tmp_path.glob("*/*/progress.txt"))
+
+
+def test_resuming_and_tools(tmp_path):
+    """As printed and in this order, in a folder with a few short runs."""
+    shutil.copytree(ROOT / "common", tmp_path / "common")
+    for name in ("ppo_torch.py", "vpg_tf1.py", *TOOLS):
+        shutil.copy(ROOT / name, tmp_path)
+    few = ["--steps-per-epoch", "400"]
+    for command in COMMANDS:
+        words = shlex.split(command)
+        if "--resume" in words:
+            first, second = COMMANDS[COMMANDS.index(command) - 1 :][:2]
+            for line in (first, second):
+                done = start(*shlex.split(line)[1:], *few, cwd=tmp_path)
+                assert done.returncode == 0, done.stderr
+            assert "going on with epoch 20" in done.stdout
+            vpg = "vpg_tf1.py --env-id CartPole-v1 --epochs 2".split()
+            assert start(*vpg, *few, cwd=tmp_path).returncode == 0
+        elif words[1:2] and words[1] in TOOLS:
+            done = start(*words[1:], cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert (tmp_path / "cartpole.mp4").stat().st_size > 1000
 
 
 def test_tensorboard_command():

@@ -340,12 +340,12 @@ def test_a_hostile_model_is_refused(tmp_path, capsys):
         else:
             (tmp_path / "model.pt").unlink()
         with pytest.raises(SystemExit) as ended:
-            load_model(tmp_path)
+            load_model(tmp_path / "model.pt")
         assert ended.value.code == 2
         assert re.fullmatch(r".*error: cannot read .*model.pt.*\n", capsys.readouterr().err)
     assert not (tmp_path / "executed").exists()
     folder = train("vpg_torch", tmp_path, **short("vpg_torch", epochs=1))
-    assert next(iter(load_model(folder))) == "pi.log_std"
+    assert next(iter(load_model(folder / "model.pt"))) == "pi.log_std"
 
 
 @pytest.mark.parametrize("script", ["ppo_torch", "sac_tf1"])

@@ -106,7 +106,7 @@ def test_help_under_mpirun_is_printed_once():
 
 def test_shared_arguments_come_first_and_in_one_order():
     shared = """env_id seed epochs steps_per_epoch max_ep_len hidden_sizes gamma cpu threads
-        data_dir exp_name save_freq resume overwrite""".split()
+        data_dir exp_name save_freq resume overwrite keep_models""".split()
     for script in SCRIPTS:
         fields = [f.name for f in dataclasses.fields(importlib.import_module(script).Args)]
         assert fields[: len(shared)] == shared

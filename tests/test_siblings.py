@@ -90,7 +90,7 @@ def test_twins_have_one_idea_and_one_set_of_arguments(algo):
 def test_shared_arguments():
     def shared(script):
         text = definitions(script)["Args"]
-        return text[: text.index("overwrite")].replace("(256, 256)", "(64, 64)")
+        return text[: text.index("keep_models")].replace("(256, 256)", "(64, 64)")
 
     same(shared(script) for script in SCRIPTS)
 
