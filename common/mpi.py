@@ -105,8 +105,8 @@ def mpi_fork(n):
 def check_launcher():
     """Stop if the launcher is of another MPI: each process would take itself for the only one."""
     for size, rank in LAUNCHERS.items():
-        started = int(os.environ.get(size, 1))
-        if started > 1 and num_procs() == 1:
+        started = os.environ.get(size, "1")
+        if started != "1" and num_procs() == 1:
             if os.environ.get(rank, "0") == "0":
                 library = " ".join(MPI.Get_library_version().split("\n")[0].split())
                 print_line(

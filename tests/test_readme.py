@@ -24,7 +24,7 @@ def test_quick_start_is_two_lines():
 
 def test_it_names_every_script():
     assert all(f"`{script}.py`" in README for script in SCRIPTS)
-    assert len(README.splitlines()) < 180
+    assert len(README.splitlines()) < 150
 
 
 TOOLS = ("plot.py", "play.py")
