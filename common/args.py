@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import math
 import os
 import re
 import sys
@@ -55,8 +54,8 @@ def check_args(args):
         flag = f"--{name.replace('_', '-')}"
         values = value if isinstance(value, tuple) else [value]
         numbers = [x for x in values if isinstance(x, int | float)]
-        if not all(math.isfinite(x) for x in numbers):
-            fail(f"{flag} {value} is not a finite number")
+        if not all(isinstance(x, int) or abs(x) < 2.0**127 for x in numbers):
+            fail(f"{flag} {value} is not a finite number (of 32 bits)")
         if name in (*AT_LEAST_ONE, "hidden_sizes") and any(x < 1 for x in numbers):
             fail(f"{flag} must be at least 1, not {value}")
         if name in (*AT_LEAST_ONE, "hidden_sizes") and any(x >= 2**31 for x in numbers):

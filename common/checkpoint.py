@@ -70,7 +70,8 @@ class Checkpoint:
         """Make the state after so many epochs the current checkpoint, and keep the one before."""
         with writing(self.folder):
             previous, rank = (self.epoch, list(self.replay)), proc_id()
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if self.epoch == 0:  # later on, that it is gone is an error
+                self.folder.mkdir(exist_ok=True)
             if self.buf is not None:
                 self._save_new_transitions(epoch)
             episode, arrays = self.env.episode()
@@ -82,8 +83,8 @@ class Checkpoint:
             digest = self._write(f"epoch{epoch}.rank{rank}.npz", arrays)
             digests = comm.gather(digest)  # also waits for all ranks to have written their parts
             if rank == 0:
-                self.logger.sync()
                 index = {"epoch": epoch, "run": self.logger.identity, "parts": digests}
+                index["table"] = _digest(self.logger.table_without_times(epoch))
                 index["checksum"] = _digest(json.dumps(index).encode())
                 write_file(self.folder / f"epoch{epoch}.json", json.dumps(index).encode())
             comm.barrier()
@@ -119,6 +120,9 @@ class Checkpoint:
                 return None, f"{path} is damaged"
             if index["run"] != self.logger.identity:
                 return None, f"{path} belongs to another run"
+            path = self.folder.parent / "progress.txt"
+            if proc_id() == 0:
+                self._check(self.logger.table_without_times(epoch), index["table"])
             path = self.folder / f"epoch{epoch}.rank{proc_id()}.npz"
             arrays = self._read(path, index["parts"][proc_id()])
             part = json.loads(arrays.pop("part").item())
@@ -129,7 +133,7 @@ class Checkpoint:
                 transitions = self._read(path, digest)
                 for key, x in _arrays(self.buf).items():
                     x[np.arange(first, end) % self.buf.max_size] = transitions[key][first - start :]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             missing = isinstance(error, FileNotFoundError)
             return None, f"{path} is {'missing' if missing else 'damaged'}"
         try:
@@ -143,6 +147,10 @@ class Checkpoint:
             self.buf.size = min(self.stored, self.buf.max_size)
         return part, None
 
+    def _check(self, data, digest):
+        if _digest(data) != digest:
+            raise ValueError("wrong checksum")
+
     def _write(self, name, arrays):
         data = io.BytesIO()
         np.savez(data, **arrays)
@@ -151,8 +159,7 @@ class Checkpoint:
 
     def _read(self, path, digest):
         data = path.read_bytes()
-        if _digest(data) != digest:
-            raise ValueError("wrong checksum")
+        self._check(data, digest)
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return dict(arrays)
 

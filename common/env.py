@@ -4,7 +4,7 @@ And with a memory of how the episode under way came about, which is how a checkp
 """
 
 import contextlib
-import math
+import json
 import traceback
 import warnings
 
@@ -14,6 +14,8 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import FlattenObservation, TransformAction, TransformObservation
 
 from common.mpi import Stopped, comm, fail
+
+LARGEST = float(np.finfo(np.float32).max)  # buffers are float32
 
 
 def make_env(env_id, max_ep_len, action_spaces, **kwargs):
@@ -68,7 +70,10 @@ class Replayable(gym.Wrapper):
     """
 
     def reset(self, *, seed=None, options=None):
-        self.seed, self.generators, self.actions, self.ep_ret = seed, self._generators(), [], 0.0
+        if seed is not None:  # an environment may draw from its spaces
+            self.unwrapped.observation_space.seed(seed)
+            self.unwrapped.action_space.seed(seed)
+        self.seed, self.generators, self.actions, self.ep_ret = seed, self._states(), [], 0.0
         self.o, info = self.env.reset(seed=seed, options=options)
         self._check_finite(0.0)
         return self.o, info
@@ -76,20 +81,21 @@ class Replayable(gym.Wrapper):
     def step(self, a):
         self.actions.append(np.array(a))
         self.o, r, d, truncated, info = self.env.step(a)
+        r = r.item() if isinstance(r, np.ndarray) else r
         self.ep_ret = self.ep_ret + r
         self._check_finite(r)
         return self.o, r, d, truncated, info
 
     def episode(self):
         """Return what replay needs: what goes into JSON, and arrays."""
-        facts = {"seed": self.seed, "before": self.generators, "after": self._generators()}
+        facts = {"seed": self.seed, "before": self.generators, "after": self._states()}
         facts |= {"ep_ret": float(self.ep_ret), "ep_len": len(self.actions)}
         return facts, {"o": self.o, "actions": np.array(self.actions)}
 
     def replay(self, episode):
         """Step to where an episode was; return o, ep_ret and ep_len, or None if it goes astray."""
         with contextlib.suppress(Exception):  # an environment may not like what it once did
-            self._set_generators(episode["before"])
+            self._set_states(episode["before"])
             self.reset(seed=episode["seed"])
             self.generators = episode["before"]  # before a seeded reset there may have been none
             for a in episode["actions"]:
@@ -97,25 +103,30 @@ class Replayable(gym.Wrapper):
             now, _ = self.episode()
             if self.o.tobytes() == episode["o"].tobytes() and now == {k: episode[k] for k in now}:
                 return self.o, self.ep_ret, len(self.actions)
-        self._set_generators(episode["after"])
+        self._set_states(episode["after"])
         return None
 
-    def _owners(self):
-        return self.unwrapped, self.unwrapped.observation_space, self.unwrapped.action_space
+    def _bit_generators(self):
+        """Return those that the environment and its spaces draw from, as far as can be seen."""
+        env = self.unwrapped
+        return {
+            f"{i} {name}": getattr(x, "bit_generator", None) or x._bit_generator
+            for i, owner in enumerate((env, env.observation_space, env.action_space))
+            for name, x in vars(owner).items()
+            if isinstance(x, np.random.Generator | np.random.RandomState)
+        }
 
-    def _generators(self):
-        """Return the states of the generators that the environment and its spaces draw from."""
-        generators = (getattr(owner, "_np_random", None) for owner in self._owners())
-        generators = (getattr(generator, "bit_generator", None) for generator in generators)
-        return [g.state if isinstance(g, np.random.PCG64) else None for g in generators]
+    def _states(self):
+        states = {name: x.state for name, x in self._bit_generators().items()}
+        return json.loads(json.dumps(states, default=np.ndarray.tolist))
 
-    def _set_generators(self, states):
-        for owner, state in zip(self._owners(), states):
-            if state:
-                owner.np_random.bit_generator.state = state
+    def _set_states(self, states):
+        for name, x in self._bit_generators().items():
+            if name in states:
+                x.state = states[name]
 
     def _check_finite(self, r):
-        if not math.isfinite(r):
+        if not abs(r) <= LARGEST:  # which is false for NaN, too
             raise Stopped(f"the environment's reward is {r}")
         if not np.isfinite(self.o).all():
             i = np.argmin(np.isfinite(self.o))

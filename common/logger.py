@@ -22,12 +22,13 @@ import numpy as np
 
 from common.checkpoint import write_file
 from common.mpi import (
-    Stopped,
     comm,
     fail,
+    is_terminal,
     mpi_statistics_scalar,
     mpi_sum,
     num_procs,
+    print_out,
     proc_id,
     run,
     warn,
@@ -62,7 +63,7 @@ class EpochLogger:
         self.say(f"{script} on {args.env_id}, {num_procs()} rank(s)")
         run.epoch, run.resume_argv = None, self._resume_argv()
         self.epoch_start, self.rate = None, None
-        self.next_progress = 0.0 if proc_id() == 0 and sys.stdout.isatty() else np.inf
+        self.next_progress = 0.0 if proc_id() == 0 and is_terminal(sys.stdout) else np.inf
 
     def _open(self):
         """Take hold of the folder; return what is wrong, and whether it holds a run to resume."""
@@ -76,19 +77,29 @@ class EpochLogger:
             problem = self._differences() if old and self.args.resume else None
             if problem:
                 return problem, False
+            if len(os.fsencode(self.folder.name)) > 255:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
             self.folder.mkdir(parents=True, exist_ok=True)
             # The lock goes with the process, however that ends.
             self.table = open(self.folder / "progress.txt", "ab+", buffering=0)
             _lock(self.table)
             if not self.args.resume:
-                for path in old:
-                    if path.name != "progress.txt":
-                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+                with writing(self.folder):
+                    self._remove(old)
         except BlockingIOError:
             return f"another process is training in {self.folder}", False
         except OSError as error:
             return f"cannot write to {self.folder}: {error.strerror}", False
         return None, bool(old and self.args.resume)
+
+    def _remove(self, old):
+        """Make room for a new run, in an order that leaves nothing to be resumed by mistake."""
+        for index in self.folder.glob("checkpoint/*.json"):
+            index.unlink()
+        self.table.truncate(0)
+        for path in old:
+            if path.name != "progress.txt":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _differences(self):
         """Return what keeps this command from going on with the run in the folder."""
@@ -104,7 +115,7 @@ class EpochLogger:
         ]
         if differences:
             return f"cannot resume {self.folder} with other settings: now {'; '.join(differences)}"
-        versions = {**_versions(), **then.get("versions", {})}
+        versions = {**_versions(), **(then.get("versions") or {})}
         changed = [f"{k} {versions[k]}" for k, v in _versions().items() if versions[k] != v]
         if changed:
             warn(f"the last digits may differ, this run began with {', '.join(changed)}")
@@ -118,49 +129,53 @@ class EpochLogger:
 
     def begin(self, epoch):
         """Start the run's files, or cut them back to so many epochs: the rest is done again."""
-        elapsed = 0.0
-        if proc_id() == 0:
-            with writing(self.folder):
-                rows = self._cut_table(epoch)
-                for path in self.folder.glob("events.out.tfevents.*"):
-                    path.unlink()
-                self.events = EventFile(self.folder)
-                elapsed = rows[-1]["Time"] if rows else 0.0
-                for row in rows:
-                    self.events.write(row, time.time() - elapsed + row["Time"])
-                config = {**self.config, "python": platform.python_version()}
-                config = json.dumps({**config, "versions": _versions()}, indent=4) + "\n"
-                write_file(self.folder / "config.json", config.encode())
+        problem, elapsed = comm.bcast(self._begin(epoch) if proc_id() == 0 else None)
+        if problem:
+            fail(problem)
         if self.args.resume:
             self.say(f"going on with epoch {epoch}" if epoch else "no checkpoint yet, starting")
         self.start_time = time.time() - elapsed
 
-    def _cut_table(self, epoch):
-        """Cut progress.txt back to its first rows, and return them."""
-        self.table.seek(0)
-        lines = self.table.read().splitlines(keepends=True)
-        if epoch == 0 and self.resumes and len(lines) - 2 > self.then.get("save_freq", 1):
-            raise Stopped(f"{self.folder} has epochs but no checkpoint: --overwrite starts anew")
+    def _begin(self, epoch):
+        """Return what is wrong, and the seconds that the epochs took."""
+        lines = self._lines()
+        if epoch == 0 and len(lines) - 2 > self.then.get("save_freq", 1):
+            return f"{self.folder} has epochs but no checkpoint: --overwrite starts anew", 0.0
         lines = lines[: epoch + 1] if epoch else []
+        text = [line.decode().rstrip("\n").split("\t") for line in lines]
+        self.header = text[0] if text else None
         try:
-            text = [line.decode().rstrip("\n").split("\t") for line in lines]
-            self.header = text[0] if text else None
-            rows = [dict(zip(self.header, map(float, row), strict=True)) for row in text[1:]]
-            if [row["Epoch"] for row in rows] != list(range(epoch)):
-                raise ValueError("not one row an epoch")
-        except (ValueError, KeyError) as error:
-            raise Stopped(f"{self.folder}/progress.txt is damaged: {error}") from error
-        self.table.truncate(sum(map(len, lines)))
-        return rows
+            rows = [dict(zip(self.header, map(float, row))) for row in text[1:]]
+        except ValueError as error:
+            return f"{self.folder / 'progress.txt'} is damaged: {error}", 0.0
+        elapsed = rows[-1]["Time"] if rows else 0.0
+        with writing(self.folder):
+            self.table.truncate(sum(map(len, lines)))
+            for path in self.folder.glob("events.out.tfevents.*"):
+                path.unlink()
+            self.events = EventFile(self.folder)
+            for row in rows:
+                self.events.write(row, time.time() - elapsed + row["Time"])
+            config = {**self.config, "python": platform.python_version(), "versions": _versions()}
+            write_file(self.folder / "config.json", (json.dumps(config, indent=4) + "\n").encode())
+        return None, elapsed
 
-    def sync(self):
-        """Make sure that what was written to the table is on the disk."""
+    def _lines(self):
+        self.table.seek(0)
+        return self.table.read().splitlines(keepends=True)
+
+    def table_without_times(self, epoch):
+        """Return the rows of so many epochs, from the disk, less what no two runs share."""
         os.fsync(self.table.fileno())
+        lines = [line.split(b"\t") for line in self._lines()[: epoch + 1]]
+        kept = [i for i, key in enumerate(lines[0]) if key.strip() not in (b"Time", b"StepsPerSec")]
+        whole = len(lines) == epoch + 1 and all(line[-1].endswith(b"\n") for line in lines)
+        return b"\n".join(b"\t".join(line[i] for i in kept) for line in lines) if whole else b""
 
     def say(self, message):
         """Print a line about this run, once."""
         if proc_id() == 0:
-            print(f"{self.folder}: {message}", flush=True)
+            print_out(f"{self.folder}: {message}")
 
     def store(self, **numbers):
         """Keep numbers or arrays of them until log_tabular sums them up."""
@@ -195,11 +210,11 @@ class EpochLogger:
                     _write(self.table, "\t".join(self.header) + "\n")
                 _write(self.table, "\t".join(str(self.row[key]) for key in self.header) + "\n")
                 self.events.write(self.row, now)
-                width = max(map(len, self.row))
-                lines = [f"| {k:>{width}} | {_readable(v):>12} |" for k, v in self.row.items()]
-                rule = "-" * len(lines[0])
-                clear = "\r\x1b[K" if self.next_progress < np.inf else ""
-                print(clear + "\n".join([rule, *lines, rule]), flush=True)
+            width = max(map(len, self.row))
+            lines = [f"| {k:>{width}} | {_readable(v):>12} |" for k, v in self.row.items()]
+            rule = "-" * len(lines[0])
+            clear = "\r\x1b[K" if self.next_progress < np.inf else ""
+            print_out(clear + "\n".join([rule, *lines, rule]))
         if self.broken:
             epoch, broken = self.row["Epoch"], ", ".join(self.broken)
             fail(
@@ -220,12 +235,8 @@ class EpochLogger:
         left = steps_left / (self.rate or rate)  # a whole epoch's rate has the update in it
         share = step / steps
         bar = "#" * int(20 * share)
-        print(
-            f"\r\x1b[Kepoch {epoch + 1}/{self.args.epochs} [{bar:<20}] {share:4.0%}  "
-            f"{rate:,.0f} steps/s  {_clock(left)} left",
-            end="",
-            flush=True,
-        )
+        line = f"epoch {epoch + 1}/{self.args.epochs} [{bar:<20}] {share:4.0%}  "
+        print_out(f"\r\x1b[K{line}{rate:,.0f} steps/s  {_clock(left)} left", end="")
 
 
 class EventFile:

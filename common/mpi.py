@@ -116,9 +116,23 @@ def check_launcher():
             sys.exit(2)
 
 
+def is_terminal(stream):
+    """Tell whether a stream is a terminal; one that was closed is None."""
+    return stream is not None and stream.isatty()
+
+
+def print_out(text, end="\n"):
+    """Print on stdout, and stop if that cannot be written to."""
+    try:
+        print(text, end=end, flush=True)
+    except OSError as error:
+        raise Stopped(f"cannot write to stdout: {error.strerror}") from error
+
+
 def print_line(message):
     """Print a line about this script on stderr, whatever progress line the terminal shows."""
-    clear = "\r\x1b[K" if sys.stdout.isatty() and sys.stderr.isatty() else ""
+    clear = "\r\x1b[K" if is_terminal(sys.stdout) and is_terminal(sys.stderr) else ""
+    message = message.replace("\n", " ")
     print(f"{clear}{Path(sys.argv[0]).name}: {message}", file=sys.stderr, flush=True)
 
 
@@ -218,9 +232,6 @@ def _let_rank_0_speak():
 
 
 def _end_job(code):
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody may be listening any more
-            stream.flush()
     if num_procs() > 1:
         time.sleep(1)  # for the launcher to pass on what was printed: Abort ends it too
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what MPI would add helps nobody

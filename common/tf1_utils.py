@@ -120,7 +120,8 @@ def save_model(folder, model, itr=None):
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
             try:
-                (new / "variables").mkdir(parents=True)
+                new.mkdir()
+                (new / "variables").mkdir()
                 (new / "saved_model.pb").write_bytes(model.graph)
                 path = str(new / "variables" / "variables")
                 model.saver.save(model.sess, path, write_meta_graph=False, write_state=False)

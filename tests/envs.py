@@ -109,6 +109,31 @@ class Strays(Odd):
         return np.random.default_rng().uniform(-1, 1, 3).astype(np.float32), *rest
 
 
+class Private(Odd):
+    """Draws from a generator of its own, which only a seeded reset makes anew; pays in arrays."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.RandomState(seed)
+        return super().reset(seed=seed)
+
+    def step(self, a):
+        o, _, d, truncated, info = super().step(a)
+        slip = self.rng.uniform() < 0.03
+        return o, np.array([1.0 - slip]), d or slip, truncated, info
+
+
+class HugeReward(Odd):
+    """Pays what only a float64 can hold, in the 150th step."""
+
+    steps = 0
+
+    def step(self, a):
+        self.steps += 1
+        o, r, *rest = super().step(a)
+        return o, 1e300 if self.steps == 150 else r, *rest
+
+
 class ExitsAlone(Odd):
     """Exits on the last rank after a while, as if all were well."""
 
@@ -170,5 +195,7 @@ gym.register("NanReward-v0", entry_point=NanReward)
 gym.register("InfiniteObs-v0", entry_point=InfiniteObs)
 gym.register("Strays-v0", entry_point=Strays)
 gym.register("ExitsAlone-v0", entry_point=ExitsAlone)
+gym.register("Private-v0", entry_point=Private)
+gym.register("HugeReward-v0", entry_point=HugeReward)
 gym.register("MissingOnOne-v0", entry_point=MissingOnOne)
 gym.register("Raises-v0", entry_point=Raises)

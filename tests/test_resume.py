@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,6 @@ from helpers import (
 
 import common.checkpoint
 from common.env import make_env
-from common.mpi import Stopped
 
 TIMES = ["Time", "StepsPerSec"]
 # Twelve epochs of about a tenth of a second; the replay buffer of off-policy scripts wraps.
@@ -95,6 +95,9 @@ def ranks_of(process, data_dir):
         if str(data_dir) in words and "python" in words[0]:
             found.append(int(path.parent.name))
     return found or [process.pid]
+
+
+IN_ROOT = dict(cwd=ROOT, capture_output=False, stderr=subprocess.PIPE, text=True)
 
 
 def launch(script, settings, data_dir, *flags, ranks=1):
@@ -278,8 +281,8 @@ def test_damaged_checkpoints(script, tmp_path, capsys):
     folder = train(script, tmp_path / "b", **{**settings, "epochs": 4})
     pristine = tmp_path / "pristine"
     shutil.copytree(folder, pristine)
-    names = [p.name for p in (folder / "checkpoint").iterdir()]
-    assert len(names) == 4 if script == "ppo_torch" else len(names) > 5
+    names = [p.name for p in (folder / "checkpoint").iterdir()] + ["../progress.txt"]
+    assert len(names) == 5 if script == "ppo_torch" else len(names) > 6
     for name in names:
         data = (pristine / "checkpoint" / name).read_bytes()
         for damaged in damages(data):
@@ -291,10 +294,10 @@ def test_damaged_checkpoints(script, tmp_path, capsys):
             try:
                 train(script, tmp_path / "b", resume=True, **settings)
             except SystemExit as ended:
-                assert name.startswith("replay"), "both checkpoints need it"
+                assert "replay" in name or "progress" in name, "both checkpoints need it"
                 assert ended.code == 2
                 shown = capsys.readouterr().err
-                assert re.fullmatch(r".*error: cannot resume: .* is .*; --overwrite .*\n", shown)
+                assert re.fullmatch(r".*error: .* is (damaged|missing).*\n", shown)
                 continue
             assert outcome(folder)["rows"] == unbroken["rows"]
             if name.startswith("epoch4") and (damaged is not None or "rank" in name):
@@ -364,7 +367,8 @@ def test_what_does_not_replay_begins_a_new_episode(script, tmp_path, capsys):
 @pytest.mark.parametrize(
     "env_id",
     """Hopper-v4 HalfCheetah-v4 Ant-v4 Walker2d-v4 Pendulum-v1 CartPole-v1 Acrobot-v1
-    MountainCarContinuous-v0 envs:Mixed-v0 envs:DiscreteStart-v0 envs:MatrixAction-v0""".split(),
+    MountainCarContinuous-v0 envs:Mixed-v0 envs:Private-v0
+    envs:DiscreteStart-v0 envs:MatrixAction-v0""".split(),
 )
 def test_environments_replay_to_the_bit(env_id):
     rng = np.random.default_rng(0)
@@ -389,6 +393,77 @@ def test_environments_replay_to_the_bit(env_id):
         assert env.reset()[0].tobytes() == fresh.reset()[0].tobytes()
     saved["o"] = saved["o"] + 1
     assert fresh.replay(saved) is None
+
+
+@pytest.mark.parametrize("script", ["ppo_torch", "sac_torch"])
+def test_environments_with_a_generator_of_their_own(script, tmp_path, capsys):
+    settings = brief(script, env_id="envs:Private-v0", epochs=6)
+    unbroken = train(script, tmp_path / "a", **settings)
+    for epochs in (2, 5, 6):
+        folder = train(script, tmp_path / "b", resume=True, **{**settings, "epochs": epochs})
+    assert_same(unbroken, folder)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_damaged_table_is_noticed(tmp_path, capsys):
+    settings = brief("vpg_torch", epochs=4)
+    folder = train("vpg_torch", tmp_path, **{**settings, "epochs": 3})
+    text = (folder / "progress.txt").read_text()
+    steps = text.index("60")
+    damaged = {
+        "newline lost": text[:-1],
+        "cut": text[:-5],
+        "header": text.replace("AverageEpRet", "AverageEpRft"),
+        "digit": text[:steps] + "70" + text[steps + 2 :],
+        "a row less": "\n".join(text.split("\n")[:2]) + "\n",
+        "a time": re.sub(r"\t([\d.]+)\t([\d.]+)\n", r"\tx\t\2\n", text),
+    }
+    for damage in damaged.values():
+        (folder / "progress.txt").write_text(damage)
+        capsys.readouterr()
+        try:
+            train("vpg_torch", tmp_path, resume=True, **settings)
+        except SystemExit as ended:
+            assert ended.code == 2
+            assert re.search("progress.txt is damaged", capsys.readouterr().err)
+        else:  # only the last row was, which the checkpoint before does not have
+            assert "using the checkpoint after 2 epochs" in capsys.readouterr().err
+            assert len(progress(folder)) == 4
+            train("vpg_torch", tmp_path, overwrite=True, **{**settings, "epochs": 3})
+
+
+@pytest.mark.parametrize("script", ["vpg_torch", "vpg_tf1"])
+@pytest.mark.parametrize("what", ["", "checkpoint"])
+def test_what_vanishes_while_training_stops_the_run(script, what, tmp_path):
+    process = launch(script, short(script, epochs=10_000), tmp_path)
+    while "TotalEnvInteracts |          720" not in process.stdout.readline():
+        pass
+    os.rename(only_run(tmp_path) / what, tmp_path / "gone")  # at once, unlike rm
+    _, shown = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert re.fullmatch(r".*error: stopped in epoch \d+: cannot write to .*\n", shown)
+
+
+def test_streams_that_nobody_reads(tmp_path):
+    words = [sys.executable, "vpg_torch.py", *argv(brief("vpg_torch", epochs=1000))]
+    words += ["--data-dir", str(tmp_path)]
+    run = subprocess.run(f"{shlex.join(words)} > /dev/full", shell=True, **IN_ROOT)
+    assert run.returncode == 1
+    assert re.match(r"vpg_torch.py: error: stopped: cannot write to stdout: No space", run.stderr)
+    assert len(run.stderr.splitlines()) == 1
+    closed = f"{shlex.join(words)} --overwrite --epochs 1 >&- 2>&-"
+    assert subprocess.run(closed, shell=True, **IN_ROOT).returncode == 0
+    assert len(progress(only_run(tmp_path))) == 1
+
+    process = launch("vpg_torch", brief("vpg_torch", epochs=10_000), tmp_path / "blocked")
+    deadline = time.time() + 60
+    sizes = [-1]
+    while time.time() < deadline and (len(sizes) < 4 or sizes[-1] != sizes[-4] or sizes[-1] == 0):
+        time.sleep(0.5)  # until the pipe is full
+        tables = tmp_path.glob("blocked/*/*/progress.txt")
+        sizes.append(sum(table.stat().st_size for table in tables))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 128 + signal.SIGTERM
 
 
 def test_a_checkpoint_writes_only_what_is_new(tmp_path, monkeypatch):
@@ -503,11 +578,12 @@ def test_resume_of_nothing_is_a_start(tmp_path, capsys):
     assert_same(folder, train("vpg_torch", tmp_path / "b", **settings))
 
 
-def test_a_run_without_its_checkpoints_is_kept(tmp_path):
+def test_a_run_without_its_checkpoints_is_kept(tmp_path, capsys):
     settings = short("vpg_torch", epochs=4)
     folder = train("vpg_torch", tmp_path, **settings)
     shutil.rmtree(folder / "checkpoint")
     table = (folder / "progress.txt").read_text()
-    with pytest.raises(Stopped, match="has epochs but no checkpoint: --overwrite starts anew"):
+    with pytest.raises(SystemExit):
         train("vpg_torch", tmp_path, resume=True, **settings)
+    assert "has epochs but no checkpoint: --overwrite starts anew" in capsys.readouterr().err
     assert (folder / "progress.txt").read_text() == table

