@@ -12,7 +12,6 @@ ppo_torch_eps0-2. A flag with one value is in the name only if it has a [shortha
 """
 
 import argparse
-import ast
 import collections
 import concurrent.futures
 import contextlib
@@ -31,10 +30,8 @@ import signal
 import subprocess
 import sys
 import time
-import types
 import typing
 from pathlib import Path
-from unittest import mock
 
 import tyro
 
@@ -173,8 +170,7 @@ class Run:
     """One run: its command, its folder, and how far it is."""
 
     def __init__(self, script, args, settings):
-        with mock.patch("common.args.num_procs", lambda: args.cpu):  # not of this process
-            check_args(args)
+        check_args(args, ranks=args.cpu)
         if args.steps_per_epoch % args.cpu:
             fail(
                 f"--steps-per-epoch {args.steps_per_epoch} cannot be divided among {args.cpu} ranks"
@@ -384,7 +380,7 @@ class Screen:
             show(self.summary())
         for run in self.runs:
             if run.state == "failed":
-                print_line(f"error: {run.failure()}")
+                print(f"grid.py: error: {run.failure()}", file=sys.stderr, flush=True)
 
 
 def show(text):
@@ -441,24 +437,11 @@ def find_script(script):
 
 
 def read_args(script):
-    """Return the script's Args; importing all of the script would take seconds."""
-    try:
-        tree = ast.parse(script.read_bytes())
-    except SyntaxError as error:
-        fail(f"{script} is not Python: {error}")
-    nodes = [node for node in tree.body if getattr(node, "name", None) == "Args"]
-    if not nodes:
+    """Return the script's Args."""
+    sys.path.insert(0, str(script.resolve().parent))
+    module = importlib.import_module(script.stem)
+    if not hasattr(module, "Args"):
         fail(f"{script} is not a script that trains: it has no Args")
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    nodes = [node for node in imports if node.module in sys.stdlib_module_names] + nodes
-    module = types.ModuleType(f"args_of_{script.stem}")
-    module.__file__ = str(script)  # where tyro looks for the comments
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(ast.Module(nodes, []), script, "exec"), vars(module))
-    except NameError:  # this one needs more of its script
-        sys.path.insert(0, str(script.parent))
-        module = importlib.import_module(script.stem)
     return module.Args
 
 

@@ -47,8 +47,8 @@ def _sentence(box):
     return "; ".join([error, *hint, "--help explains all flags"])
 
 
-def check_args(args):
-    """Stop, with a sentence, at a value that no run could use."""
+def check_args(args, ranks=None):
+    """Stop, with a sentence, at a value that no run could use, on so many ranks or on these."""
     check_launcher()
     for name, value in dataclasses.asdict(args).items():
         flag = f"--{name.replace('_', '-')}"
@@ -75,14 +75,14 @@ def check_args(args):
     if 16 * layers > memory:  # each weight with its gradient and two moments, 4 bytes each
         fail(f"--hidden-sizes {args.hidden_sizes} need more than the {memory / 2**30:.0f} GiB here")
     if hasattr(args, "replay_size"):
-        _check_replay(args)
+        _check_replay(args, ranks or num_procs())
     if args.exp_name is not None and (args.exp_name != os.path.basename(args.exp_name)):
         fail(f"--exp-name {args.exp_name} must be a name, without folders")
     if args.exp_name in ("", ".", ".."):
         fail("--exp-name must be the name of a folder")
 
 
-def _check_replay(args):
+def _check_replay(args, ranks):
     steps = args.epochs * args.steps_per_epoch
     if args.start_steps > steps:
         fail(
@@ -90,7 +90,7 @@ def _check_replay(args):
             "(--epochs times --steps-per-epoch)"
         )
     # Bursts of updates are at every update_every-th step of a rank
-    bursts = -(-max(args.update_after, 1) // (args.update_every * num_procs()))
+    bursts = -(-max(args.update_after, 1) // (args.update_every * ranks))
     most = min(bursts * args.update_every, args.replay_size)
     if args.batch_size > most:
         fail(

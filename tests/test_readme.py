@@ -27,7 +27,7 @@ def test_it_names_every_script():
     assert len(README.splitlines()) < 150
 
 
-TOOLS = ("plot.py", "play.py")
+TOOLS = ("plot.py", "play.py", "grid.py")
 
 
 def is_training(command):
@@ -65,8 +65,10 @@ def test_resuming_and_tools(tmp_path):
             vpg = "vpg_tf1.py --env-id CartPole-v1 --epochs 2".split()
             assert start(*vpg, *few, cwd=tmp_path).returncode == 0
         elif words[1:2] and words[1] in TOOLS:
-            done = start(*words[1:], cwd=tmp_path)
+            dry_run = ["--dry-run"] * (words[1] == "grid.py")  # all of it would take hours
+            done = start(*words[1:], *dry_run, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
+            assert not dry_run or done.stdout.count("python ppo_torch.py --env-id") == 12
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert (tmp_path / "cartpole.mp4").stat().st_size > 1000
 
