@@ -34,7 +34,7 @@ def is_training(command):
     return "python " in command and not any(x in command for x in ("pytest", "--resume", *TOOLS))
 
 
-@pytest.mark.parametrize("command", filter(is_training, COMMANDS))
+@pytest.mark.parametrize("command", list(filter(is_training, COMMANDS)))
 def test_commands(command, tmp_path):
     """As printed, but for a few steps only and into another folder."""
     words = shlex.split(command.removeprefix(". ./setup.sh && "))
