@@ -3,8 +3,9 @@
     python grid.py ppo_torch --env-id Hopper-v4 Walker2d-v4 --seed 0 1 2 --clip-ratio 0.1 0.2
 
 Every flag of the script takes any number of values; "64 64" in quotes is one value of a flag that
-takes several numbers. All are checked before anything starts. A run that was interrupted goes on
-and one that is finished is skipped, so the same command again does what is left to do.
+takes several numbers. All are checked against the script's arguments first. A run that was
+interrupted goes on and one that is finished is skipped, so the same command again does what is left
+to do.
 
 Runs that differ only in their seed share a name, which says what else varies: --clip-ratio 0.1 0.2
 gives ppo_torch_cli0-1 and ppo_torch_cli0-2, --clip-ratio[eps] 0.1 0.2 gives ppo_torch_eps0-1 and
@@ -146,7 +147,9 @@ class ExperimentGrid:
             fail(problem)
         if dry_run:
             for run in runs if proc_id() == 0 else []:
-                show(f"# {run.name}: {run.state}\n{shlex.join(['python', *run.command])}")
+                done = f", epoch {run.epochs}/{run.args.epochs}" if run.epochs else ""
+                show(f"# {run.name}: {run.state}{done}")
+                show(shlex.join(["python", *run.command]))
             return runs
         if num_procs() > 1:
             from mpi4py.futures import MPICommExecutor
@@ -234,7 +237,7 @@ class Run:
 
     def row(self):
         """Return state, epoch, return, and time left or taken."""
-        row = [self.state, f"epoch {self.epochs}/{self.args.epochs}"]
+        row = [self.state, f"epoch {self.epochs}/{max(self.epochs, self.args.epochs)}"]
         row.append("" if math.isnan(self.ret) else f"return {self.ret:.4g}")
         if not self.epochs:
             return [*row, ""]
@@ -422,7 +425,8 @@ def read_json(path):
 
 
 def similar(word, words):
-    matches = difflib.get_close_matches(word, words, 1)
+    matches = [known for known in words if known.startswith(word)]
+    matches += difflib.get_close_matches(word, words, 1)
     return f": did you mean {matches[0]}?" if matches else ""
 
 
@@ -474,7 +478,9 @@ def convert(script, dataclass, key, vals):
             name = "true or false" if kind is bool else name
             fail(f"{flag(key)} takes {name}, not {value!r}")
     if len(set(values)) < len(values):
-        fail(f"{flag(key)} has a value twice: {', '.join(map(str, values))}")
+        hint = '; several numbers in quotes, like "64 64", are one value'
+        hint = hint if typing.get_origin(kind) is tuple else ""
+        fail(f"{flag(key)} has a value twice: {', '.join(map(str, vals))}{hint}")
     return values
 
 

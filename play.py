@@ -74,9 +74,18 @@ def load_policy(folder, itr=None, stochastic=False, seed=0):
     return policy
 
 
+def find_runs(folder):
+    """Return the folders of all runs in a folder, or stop if there are none."""
+    runs = sorted(path.parent for path in Path(folder).rglob("config.json"))
+    return runs or fail(f"there is no run in {folder}")
+
+
 def read_config(folder):
     """Return the config.json of a run of one of the scripts beside this file."""
     path = Path(folder) / "config.json"
+    if not path.exists():
+        runs = len(find_runs(folder))
+        fail(f"{folder} holds {runs} run(s): name the folder of one")
     try:
         config = dict(json.loads(path.read_text()))
         script = config["script"]
@@ -93,10 +102,9 @@ def load_params(folder, script, itr):
     framework = script.split("_")[-1]
     path = Path(folder) / (LATEST[framework] if itr is None else KEPT[framework].format(itr))
     if not path.exists():
-        kept = [
-            re.search(r"\d+", p.name)[0] for p in Path(folder).glob(KEPT[framework].format("*"))
-        ]
-        kept = f"; of its epochs it kept {', '.join(sorted(kept, key=int)) or 'none'}"
+        names = " ".join(p.name for p in Path(folder).glob(KEPT[framework].format("*")))
+        kept = sorted(re.findall(r"_(\d+)", names), key=int)
+        kept = f"; of its epochs it kept {', '.join(kept) or 'none'}"
         fail(f"{folder} has no {path.name}{kept if itr is not None else ' yet'}")
     model = importlib.import_module(f"common.{framework}_utils").load_model(path)
     return [x for name, x in model.items() if re.match("pi[./]", name)]
@@ -114,9 +122,9 @@ def play(folder, args, film=None):
     policy = load_policy(folder, args.itr, args.stochastic, args.seed)
     env = make_env(env_id, max_ep_len, (Discrete, Box), **render_mode)
     for kind in ("observation_space", "action_space"):
-        known, given = getattr(policy, kind), getattr(env, kind)
-        if (known.shape, getattr(known, "n", 0)) != (given.shape, getattr(given, "n", 0)):
-            fail(f"the {kind} of {env_id}, {given}, is not that of the policy, {known}")
+        known, given = _size(getattr(policy, kind)), _size(getattr(env, kind))
+        if known != given:
+            fail(f"the {kind} of {env_id} is {given}, that of the policy {known}")
     limit = env.spec.max_episode_steps or config["steps_per_epoch"]  # an episode may not end
     returns, lengths = [], []
     for i in range(args.episodes):
@@ -133,6 +141,10 @@ def play(folder, args, film=None):
             print(f"{folder} episode {i}: return {ep_ret:.2f}, length {ep_len}", flush=True)
     env.close()
     return np.array(returns), np.array(lengths)
+
+
+def _size(space):
+    return f"Discrete({space.n})" if isinstance(space, Discrete) else f"Box of {space.shape[0]}"
 
 
 @contextlib.contextmanager
@@ -197,10 +209,7 @@ def main(args):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     warnings.simplefilter("ignore")  # those of the renderers; what matters comes as an error
-    runs = sorted(path.parent for path in Path(args.folder).rglob("config.json"))
-    if not runs:
-        fail(f"there is no run in {args.folder}")
-
+    runs = find_runs(args.folder)
     film = Film(Path(args.video)) if args.video else None
     played = {folder: play(folder, args, film) for folder in runs}
     if film:

@@ -348,7 +348,7 @@ def make_table(groups, value="Performance"):
                 continue
             if last.steps.nunique() > 1:
                 ends = f"{last.steps.min():,.0f} and {last.steps.max():,.0f}"
-                notice(f"the runs of {title} end between {ends} steps: the table has the first")
+                notice(f"the runs of {title} end between {ends} steps: the lower is in the table")
             row = {"experiment": title, "value": column, "mean": last.y.mean(), "std": last.y.std()}
             row |= {"iqm": iqm(last.y), "seeds": len(last), "steps": last.steps.min()}
             rows.append(row)

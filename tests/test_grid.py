@@ -123,6 +123,8 @@ def test_runs_never_share_a_folder(capsys):
         ("ppo_trch", "there is no script ppo_trch: did you mean ppo_torch?"),
         ("grid", "grid.py is not a script that trains: it has no Args"),
         ("ppo_torch --clp-ratio 1", "no flag --clp-ratio: did you mean --clip-ratio?"),
+        ("ppo_torch --clip 1", "no flag --clip: did you mean --clip-ratio?"),
+        ("ppo_torch --hidden-sizes 64 64", "twice: 64, 64; several numbers in quotes, like"),
         ("ppo_torch --worker 1", "no flag --worker: did you mean --workers?"),
         ("ppo_torch --autotune true", "ppo_torch has no flag --autotune"),
         ("ppo_torch --seed 0 x", "--seed takes int, not 'x'"),

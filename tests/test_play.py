@@ -45,7 +45,7 @@ def test_returns_are_those_of_the_script(script, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("script", ["ppo_torch", "td3_torch", "sac_tf1"])
-def test_a_drawn_policy_and_earlier_epochs(script, tmp_path):
+def test_a_drawn_policy_and_earlier_epochs(script, tmp_path, capsys):
     own = TINY_OFF_POLICY if script in OFF_POLICY_SCRIPTS else dict(train_v_iters=1)
     folder = train(script, tmp_path, keep_models=True, **{**TINY, "epochs": 3}, **own)
     first = train(script, tmp_path / "first", **{**TINY, "epochs": 2}, **own)
@@ -55,6 +55,9 @@ def test_a_drawn_policy_and_earlier_epochs(script, tmp_path):
 
     assert returns(folder, itr=2) == returns(folder)
     assert returns(folder, itr=1) == returns(first) != returns(folder)
+    with pytest.raises(SystemExit):
+        returns(folder, itr=7)
+    assert "of its epochs it kept 0, 1, 2\n" in capsys.readouterr().err
     drawn = returns(folder, stochastic=True)
     assert drawn != returns(folder)
     assert drawn == returns(folder, stochastic=True)
@@ -78,6 +81,10 @@ def test_discrete_actions_and_several_seeds(tmp_path, capsys):
     assert sum("episode" in line and "return" in line for line in shown[:8]) == 8
     returns = np.concatenate([returns for returns, _ in played.values()])
     assert shown[-1].split()[:5] == ["all", "2", "runs", "8", f"{returns.mean():.2f}"]
+    for folder, sentence in ((folders[0].parent, "holds 2 run(s): name the"), ("x", "no run in x")):
+        with pytest.raises(SystemExit):
+            play.load_policy(folder)
+        assert sentence in capsys.readouterr().err
     policy = play.load_policy(folders[1])
     assert {int(policy(o)) for o in np.eye(4)} <= {0, 1}
 
@@ -142,7 +149,10 @@ def test_without_opengl_it_says_what_to_install(tmp_path, monkeypatch):
     [
         (["{tmp}/nowhere"], "there is no run in .*nowhere"),
         (["{run}", "--itr", "7"], "has no model_7.pt; of its epochs it kept none"),
-        (["{run}", "--env-id", "CartPole-v1"], "the observation_space of CartPole-v1, .* is not"),
+        (
+            ["{run}", "--env-id", "CartPole-v1"],
+            "the observation_space of CartPole-v1 is Box of 4, .* Box of 3",
+        ),
         (["{run}", "--env-id", "Hoper-v4"], "cannot make the environment Hoper-v4"),
         (["{run}", "--video", "x.avi"], "--video x.avi must end in .mp4 or .gif"),
         (["{run}", "--video", "x.mp4", "--render"], "choose one"),
