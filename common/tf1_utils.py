@@ -127,10 +127,9 @@ def save_model(folder, model, itr=None):
                 model.saver.save(model.sess, path, write_meta_graph=False, write_state=False)
             except BaseException as error:
                 shutil.rmtree(new, ignore_errors=True)
-                if isinstance(error, tf.errors.OpError):  # its message is long, its first line not
-                    raise Stopped(
-                        f"cannot write to {new}: {error.message.splitlines()[0]}"
-                    ) from error
+                if isinstance(error, tf.errors.OpError | ValueError):  # how its saver fails
+                    problem = str(error).splitlines()[0]
+                    raise Stopped(f"cannot write to {new}: {problem}") from error
                 raise
             if itr is not None:
                 shutil.copytree(new, folder / f"tf1_save_{itr}", dirs_exist_ok=True)
