@@ -88,7 +88,7 @@ def read_config(folder):
         fail(f"{folder} holds {runs} run(s): name the folder of one")
     try:
         config = dict(json.loads(path.read_text()))
-        script = config["script"]
+        script, _, _, _ = (config[k] for k in "script env_id max_ep_len steps_per_epoch".split())
         known = re.fullmatch(r"\w+_(torch|tf1)", script) and (SCRIPTS / f"{script}.py").exists()
     except (OSError, ValueError, TypeError, KeyError):
         fail(f"{path} is not that of a run of these scripts")
@@ -178,10 +178,10 @@ class Film:
 
         gif = self.path.suffix == ".gif"
         self.every = math.ceil(fps / 25) if gif else 1  # viewers slow down gifs of more frames
-        options = dict(duration=1000 * self.every / fps, loop=0) if gif else dict(fps=fps)
-        options |= (
-            {} if gif else dict(macro_block_size=2)
-        )  # else it resizes what 16 does not divide
+        if gif:
+            options = dict(duration=1000 * self.every / fps, loop=0)
+        else:
+            options = dict(fps=fps, macro_block_size=2)  # by default it resizes to multiples of 16
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.writer = imageio.get_writer(self.path, **options)

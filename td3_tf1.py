@@ -253,7 +253,7 @@ def main(args):
                 logger.store(EpRet=ep_ret, EpLen=ep_len)
                 o, ep_ret, ep_len = env.reset()[0], 0.0, 0
             if steps * num_procs() >= args.update_after and steps % args.update_every == 0:
-                for n in range(steps - args.update_every, steps):
+                for n in range(steps - args.update_every, steps):  # an update for each step
                     update(n + 1)
                 pi_params = sess.run(pi.params)
             logger.progress(epoch, t, local_steps)

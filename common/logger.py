@@ -139,7 +139,8 @@ class EpochLogger:
     def _begin(self, epoch):
         """Return what is wrong, and the seconds that the epochs took."""
         lines = self._lines()
-        if epoch == 0 and len(lines) - 2 > self.then.get("save_freq", 1):
+        rows = len(lines) - 1  # below the header
+        if epoch == 0 and rows > self.then.get("save_freq", 1):
             return f"{self.folder} has epochs but no checkpoint: --overwrite starts anew", 0.0
         lines = lines[: epoch + 1] if epoch else []
         text = [line.decode().rstrip("\n").split("\t") for line in lines]

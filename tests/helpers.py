@@ -45,6 +45,20 @@ def train(script, data_dir, **kwargs):
     return module.main(args)
 
 
+def refusal(script, words, monkeypatch, capsys):
+    """Call a script in this process with a wrong command line; return the sentence it ends with."""
+    module = importlib.import_module(script)
+    monkeypatch.setattr("common.args.end_together", lambda: None)  # signals are pytest's here
+    monkeypatch.setattr("sys.argv", [f"{script}.py", *words])
+    try:
+        module.main(module.parse_args(module.Args, module.__doc__))
+    except SystemExit as ended:
+        shown = capsys.readouterr()
+        assert (ended.code, shown.out, shown.err.count("\n")) == (2, "", 1), shown.err
+        return shown.err.removeprefix(f"{script}.py: error: ")
+    raise AssertionError(f"{script} took {words}")
+
+
 def progress(folder):
     """Read progress.txt as a table."""
     return pd.read_csv(Path(folder) / "progress.txt", sep="\t")

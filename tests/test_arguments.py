@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SCRIPTS, start
+from helpers import ROOT, SCRIPTS, refusal, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -106,16 +106,9 @@ def test_any_arguments(script, monkeypatch, capsys):
     ],
 )
 def test_errors_are_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):
-    module = importlib.import_module("sac_torch")
-    monkeypatch.setattr("common.args.end_together", lambda: None)
-    argv = ["sac_torch.py", "--data-dir", str(tmp_path), "--epochs", "2", "--start-steps", "0"]
-    monkeypatch.setattr("sys.argv", [*argv, *words.split()])
-    with pytest.raises(SystemExit) as ended:
-        module.main(module.parse_args(module.Args, module.__doc__))
-    assert ended.value.code == 2
-    shown = capsys.readouterr()
-    assert re.fullmatch(f"sac_torch.py: error: {sentence}.*\n", shown.err)
-    assert shown.out == ""
+    few = ["--data-dir", str(tmp_path), "--epochs", "2", "--start-steps", "0"]
+    shown = refusal("sac_torch", [*few, *words.split()], monkeypatch, capsys)
+    assert re.match(sentence, shown)
     assert not list(tmp_path.iterdir())
 
 

@@ -146,7 +146,8 @@ def test_where_all_seeds_agree_the_interval_is_a_point():
     for seed in range(3):
         write_run("ppo", seed, [100.0, 500.0 + seed, 500.0])
     _, low, high = band(plot.make_plots("runs"))
-    assert low[0] == high[0] == 100 and low[2] == high[2] == 500 and low[1] < high[1]
+    assert list(low[[0, 2]]) == list(high[[0, 2]]) == [100, 500]
+    assert low[1] < high[1]
 
 
 def test_one_seed_has_no_band():

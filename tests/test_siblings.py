@@ -13,7 +13,10 @@ OWN_LINES = re.compile(
     r' *logger.log_tabular."(ClipFrac|StopIter|BacktrackIters|Q2Vals|LogPi|Alpha)".*\n'
 )
 OWN_CALLS = [
-    ("for n in range(steps - args.update_every, steps)", "for _ in range(args.update_every)"),
+    (
+        "for n in range(steps - args.update_every, steps):  # an update for each step",
+        "for _ in range(args.update_every):",
+    ),
     ("update(n + 1)", "update()"),
     ("act(pi_params, o, rng, args.act_noise)", "act(pi_params, o, rng)"),
 ]
