@@ -29,7 +29,14 @@ from common.checkpoint import Checkpoint
 from common.env import make_env
 from common.logger import EpochLogger
 from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
-from common.torch_utils import State, mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
+from common.torch_utils import (
+    State,
+    flat_params,
+    mpi_avg_grads,
+    save_model,
+    setup_pytorch_for_mpi,
+    sync_params,
+)
 
 
 @dataclass
@@ -65,7 +72,7 @@ def mlp(sizes, rng):
     """Linear layers with ReLU between them; weights and biases from U(-1, 1) / sqrt(fan_in)."""
     layers = []
     for n_in, n_out in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+        layers += [nn.Linear(n_in, n_out), nn.ReLU(inplace=True)]
         for p in layers[-2].parameters():
             p.data.copy_(torch.as_tensor(rng.uniform(-1, 1, p.shape) / np.sqrt(n_in)))
     return nn.Sequential(*layers[:-1])
@@ -156,9 +163,10 @@ def main(args):
     sync_params(model)
     targets = copy.deepcopy(model)
     pi_targ, q1_targ = targets.values()
-    model_params, target_params = list(model.parameters()), list(targets.parameters())
-    pi_optimizer = torch.optim.Adam(pi.parameters(), args.pi_lr, fused=True)
-    q_optimizer = torch.optim.Adam(q.parameters(), args.q_lr, fused=True)
+    flat_pi, flat_q = flat_params(pi), flat_params(q)
+    flat_targ = flat_params(targets)
+    pi_optimizer = torch.optim.Adam([flat_pi], args.pi_lr, fused=True)
+    q_optimizer = torch.optim.Adam([flat_q], args.q_lr, fused=True)
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
     # Losses
@@ -177,23 +185,23 @@ def main(args):
     # Update
     def update_q(o, a, r, o2, d):
         loss_q, info = compute_loss_q(o, a, r, o2, d)
-        q_optimizer.zero_grad()
+        flat_q.grad.zero_()
         loss_q.backward()
-        mpi_avg_grads(q)
+        mpi_avg_grads(flat_q)
         q_optimizer.step()
         logger.store(LossQ=loss_q.item(), **info)
 
     def update_pi(o):
         loss_pi = compute_loss_pi(o)
-        pi_optimizer.zero_grad()
+        flat_pi.grad.zero_()
         loss_pi.backward(inputs=list(pi.parameters()))  # no work for gradients of Q's parameters
-        mpi_avg_grads(pi)
+        mpi_avg_grads(flat_pi)
         pi_optimizer.step()
         logger.store(LossPi=loss_pi.item())
 
     @torch.no_grad()
     def update_targets():
-        torch._foreach_lerp_(target_params, model_params, 1 - args.polyak)
+        flat_targ.lerp_(torch.cat([flat_pi, flat_q]), 1 - args.polyak)
 
     def update():
         o, a, r, o2, d = map(torch.as_tensor, buf.sample_batch(args.batch_size, rng))

@@ -35,7 +35,14 @@ from common.checkpoint import Checkpoint
 from common.env import make_env
 from common.logger import EpochLogger
 from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
-from common.torch_utils import State, mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
+from common.torch_utils import (
+    State,
+    flat_params,
+    mpi_avg_grads,
+    save_model,
+    setup_pytorch_for_mpi,
+    sync_params,
+)
 
 
 @dataclass
@@ -71,7 +78,7 @@ def mlp(sizes, rng):
     """Linear layers with ReLU between them; weights and biases from U(-1, 1) / sqrt(fan_in)."""
     layers = []
     for n_in, n_out in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+        layers += [nn.Linear(n_in, n_out), nn.ReLU(inplace=True)]
         for p in layers[-2].parameters():
             p.data.copy_(torch.as_tensor(rng.uniform(-1, 1, p.shape) / np.sqrt(n_in)))
     return nn.Sequential(*layers[:-1])
@@ -173,11 +180,12 @@ def main(args):
     sync_params(model)
     targets = copy.deepcopy(q)
     q1_targ, q2_targ = targets.values()
-    q_params, target_params = list(q.parameters()), list(targets.parameters())
     log_alpha = nn.ParameterList([torch.tensor(float(args.alpha)).log()])
-    pi_optimizer = torch.optim.Adam(pi.parameters(), args.lr, fused=True)
-    q_optimizer = torch.optim.Adam(q.parameters(), args.lr, fused=True)
-    alpha_optimizer = torch.optim.Adam(log_alpha.parameters(), args.lr, fused=True)
+    flat_pi, flat_q, flat_alpha = map(flat_params, (pi, q, log_alpha))
+    flat_targ = flat_params(targets)
+    pi_optimizer = torch.optim.Adam([flat_pi], args.lr, fused=True)
+    q_optimizer = torch.optim.Adam([flat_q], args.lr, fused=True)
+    alpha_optimizer = torch.optim.Adam([flat_alpha], args.lr, fused=True)
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
     # Losses
@@ -199,31 +207,31 @@ def main(args):
     # Update
     def update_q(o, a, r, o2, d, noise2):
         loss_q, info = compute_loss_q(o, a, r, o2, d, noise2)
-        q_optimizer.zero_grad()
+        flat_q.grad.zero_()
         loss_q.backward()
-        mpi_avg_grads(q)
+        mpi_avg_grads(flat_q)
         q_optimizer.step()
         logger.store(LossQ=loss_q.item(), **info)
 
     def update_pi(o, noise):
         loss_pi, info = compute_loss_pi(o, noise)
-        pi_optimizer.zero_grad()
+        flat_pi.grad.zero_()
         loss_pi.backward(inputs=list(pi.parameters()))  # no work for gradients of Q's parameters
-        mpi_avg_grads(pi)
+        mpi_avg_grads(flat_pi)
         pi_optimizer.step()
         logger.store(LossPi=loss_pi.item(), **info)
         return info["LogPi"]
 
     def update_alpha(logp):
         loss_alpha = -(log_alpha[0] * (logp - act_dim)).mean()
-        alpha_optimizer.zero_grad()
+        flat_alpha.grad.zero_()
         loss_alpha.backward()
-        mpi_avg_grads(log_alpha)
+        mpi_avg_grads(flat_alpha)
         alpha_optimizer.step()
 
     @torch.no_grad()
     def update_targets():
-        torch._foreach_lerp_(target_params, q_params, 1 - args.polyak)
+        flat_targ.lerp_(flat_q, 1 - args.polyak)
 
     def update():
         o, a, r, o2, d = map(torch.as_tensor, buf.sample_batch(args.batch_size, rng))

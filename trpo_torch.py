@@ -31,7 +31,14 @@ from common.checkpoint import Checkpoint
 from common.env import make_env
 from common.logger import EpochLogger
 from common.mpi import fail, mpi_avg, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
-from common.torch_utils import State, mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
+from common.torch_utils import (
+    State,
+    flat_params,
+    mpi_avg_grads,
+    save_model,
+    setup_pytorch_for_mpi,
+    sync_params,
+)
 
 
 @dataclass
@@ -157,14 +164,6 @@ def flat_grad(f, params, **kwargs):
     return torch.cat([g.flatten() for g in torch.autograd.grad(f, params, **kwargs)])
 
 
-@torch.no_grad()
-def assign_params_from_flat(x, params):
-    """Cut the flat vector x into the params, in place: the actor shares their memory."""
-    parts = torch.as_tensor(x, dtype=torch.float32).split([p.numel() for p in params])
-    for p, part in zip(params, parts):
-        p.copy_(part.view_as(p))
-
-
 def conjugate_gradient(hvp, b, iters):
     """Solve H x = b for x, given the product of H with any vector."""
     b = np.asarray(b, np.float64)
@@ -241,7 +240,8 @@ def main(args):
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
     model = nn.ModuleDict({"pi": pi, "v": v})
     sync_params(model)
-    v_optimizer = torch.optim.Adam(v.parameters(), args.vf_lr, fused=True)
+    flat_pi, flat_v = flat_params(pi), flat_params(v)
+    v_optimizer = torch.optim.Adam([flat_v], args.vf_lr, fused=True)
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam)
 
     # Losses
@@ -283,11 +283,11 @@ def main(args):
 
         # Its length: the KL is 1/2 step^T H step = delta, as far as a parabola can tell
         step = -np.sqrt(2 * args.delta / (x @ hvp(x) + 1e-8)) * x
-        old_params = torch.cat([p.detach().flatten() for p in params]).numpy()
+        old_params = flat_pi.detach().numpy().copy()
 
         def set_and_eval(new_params):
-            assign_params_from_flat(new_params, params)
             with torch.no_grad():
+                flat_pi.copy_(torch.as_tensor(new_params))
                 loss_pi, info = compute_loss_pi(o, a, adv, logp_old, dist_old)
             return mpi_avg([loss_pi.item(), info["kl"].item()])
 
@@ -301,9 +301,9 @@ def main(args):
             j, (loss_pi_new, kl_new) = args.backtrack_iters, set_and_eval(old_params)
 
         for _ in range(args.train_v_iters):
-            v_optimizer.zero_grad()
+            flat_v.grad.zero_()
             compute_loss_v(o, ret).backward()
-            mpi_avg_grads(v)
+            mpi_avg_grads(flat_v)
             v_optimizer.step()
 
         with torch.no_grad():

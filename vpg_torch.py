@@ -25,7 +25,14 @@ from common.checkpoint import Checkpoint
 from common.env import make_env
 from common.logger import EpochLogger
 from common.mpi import fail, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
-from common.torch_utils import State, mpi_avg_grads, save_model, setup_pytorch_for_mpi, sync_params
+from common.torch_utils import (
+    State,
+    flat_params,
+    mpi_avg_grads,
+    save_model,
+    setup_pytorch_for_mpi,
+    sync_params,
+)
 
 
 @dataclass
@@ -190,8 +197,9 @@ def main(args):
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
     model = nn.ModuleDict({"pi": pi, "v": v})
     sync_params(model)
-    pi_optimizer = torch.optim.Adam(pi.parameters(), args.pi_lr, fused=True)
-    v_optimizer = torch.optim.Adam(v.parameters(), args.vf_lr, fused=True)
+    flat_pi, flat_v = flat_params(pi), flat_params(v)
+    pi_optimizer = torch.optim.Adam([flat_pi], args.pi_lr, fused=True)
+    v_optimizer = torch.optim.Adam([flat_v], args.vf_lr, fused=True)
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam)
 
     # Losses
@@ -218,15 +226,15 @@ def main(args):
             loss_v_old = compute_loss_v(o, ret)
 
         loss_pi, _ = compute_loss_pi(o, a, adv, logp_old)
-        pi_optimizer.zero_grad()
+        flat_pi.grad.zero_()
         loss_pi.backward()
-        mpi_avg_grads(pi)
+        mpi_avg_grads(flat_pi)
         pi_optimizer.step()
 
         for _ in range(args.train_v_iters):
-            v_optimizer.zero_grad()
+            flat_v.grad.zero_()
             compute_loss_v(o, ret).backward()
-            mpi_avg_grads(v)
+            mpi_avg_grads(flat_v)
             v_optimizer.step()
 
         with torch.no_grad():

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework.variable_pb2 import VariableDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
+from common.memory import keep_freed_memory
 from common.mpi import Stopped, broadcast, fail, mpi_avg, num_procs, proc_id, writing
 
 tf.disable_eager_execution()
@@ -17,6 +18,7 @@ tf.logging.set_verbosity(tf.logging.ERROR)  # else every call of TF1's is report
 
 def make_session(threads=1):
     """Start a session of so many threads a rank, with all variables initialised."""
+    keep_freed_memory()
     sess = tf.Session(
         config=tf.ConfigProto(
             intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
@@ -31,10 +33,15 @@ def flat_concat(xs):
     return tf.concat([tf.reshape(x, [-1]) for x in xs], axis=0)
 
 
+def split_flat(x, params):
+    """Cut the flat vector x into pieces of the shapes of the params."""
+    parts = tf.split(x, [p.shape.num_elements() for p in params])
+    return [tf.reshape(part, p.shape) for p, part in zip(params, parts)]
+
+
 def assign_params_from_flat(x, params):
     """Return an op that cuts the flat vector x into the params."""
-    parts = tf.split(x, [p.shape.num_elements() for p in params])
-    return tf.group([p.assign(tf.reshape(part, p.shape)) for p, part in zip(params, parts)])
+    return tf.group([p.assign(part) for p, part in zip(params, split_flat(x, params))])
 
 
 def sync_params(params):
@@ -55,7 +62,7 @@ def sync_all_params():
 
 
 class MpiAdamOptimizer:
-    """Adam on one flat vector, its gradient averaged over all ranks in one Allreduce.
+    """Adam, its gradient averaged over all ranks in one Allreduce of one flat vector.
 
     The formula is torch's: epsilon is added after the bias correction of the second moment, where
     TensorFlow's own AdamOptimizer adds it before, which weighs 30 times more at the first step.
@@ -67,22 +74,37 @@ class MpiAdamOptimizer:
 
     def minimize(self, loss, params):
         """Return an op that takes one step on the params."""
-        grad = flat_concat(tf.gradients(loss, params))
-        size = grad.shape
+        grads = tf.gradients(loss, params)
         if num_procs() > 1:
-            grad = tf.ensure_shape(tf.numpy_function(mpi_avg, [grad], tf.float32), size)
+            flat = flat_concat(grads)
+            mean = tf.numpy_function(mpi_avg, [flat], tf.float32)
+            grads = split_flat(tf.ensure_shape(mean, flat.shape), params)
         with tf.control_dependencies(None):  # a state does not wait for what comes before a step
-            self.t = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self.m = tf.Variable(tf.zeros(size), trainable=False)
-            self.v = tf.Variable(tf.zeros(size), trainable=False)
-        t = self.t.assign_add(1)
-        m = self.m.assign(self.beta1 * self.m + (1 - self.beta1) * grad)
-        v = self.v.assign(self.beta2 * self.v + (1 - self.beta2) * grad**2)
-        t = tf.cast(t, tf.float64)  # as torch does: float32 has too few digits for 1 - 0.999^t
-        step_size = tf.cast(self.learning_rate / (1 - self.beta1**t), tf.float32)
-        correction = tf.cast(tf.sqrt(1 - self.beta2**t), tf.float32)
-        step = step_size * m / (tf.sqrt(v) / correction + self.epsilon)
-        return assign_params_from_flat(flat_concat(params) - step, params)
+            t = tf.Variable(0, dtype=tf.int64, trainable=False)
+            ms = [tf.Variable(tf.zeros(p.shape), trainable=False) for p in params]
+            vs = [tf.Variable(tf.zeros(p.shape), trainable=False) for p in params]
+        t = tf.cast(t.assign_add(1), tf.float64)  # float32 has too few digits for 1 - 0.999^t
+        # The kernel computes p -= alpha m / (sqrt(v) + eps) in one pass. With alpha and eps times
+        # the root of v's correction that is torch's formula; beta powers of 0 are no correction.
+        correction = tf.sqrt(1 - self.beta2**t)
+        alpha = tf.cast(self.learning_rate / (1 - self.beta1**t) * correction, tf.float32)
+        eps = tf.cast(self.epsilon * correction, tf.float32)
+        steps = [
+            tf.raw_ops.ResourceApplyAdam(
+                var=p.handle,
+                m=m.handle,
+                v=v.handle,
+                beta1_power=0.0,
+                beta2_power=0.0,
+                lr=alpha,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                epsilon=eps,
+                grad=grad,
+            )
+            for p, m, v, grad in zip(params, ms, vs, grads)
+        ]
+        return tf.group(steps)
 
 
 class Model:

@@ -7,12 +7,15 @@ import torch
 from torch import nn
 
 from common.checkpoint import write_file
+from common.memory import keep_freed_memory
 from common.mpi import broadcast, fail, mpi_avg, num_procs, proc_id, writing
 
 
 def setup_pytorch_for_mpi(threads=1):
     """Use so many threads a rank: more than cores / ranks would only wait for each other."""
     torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)  # as TensorFlow does: moments of idle units fade into denormals
+    keep_freed_memory()
 
 
 def sync_params(module):
@@ -22,14 +25,24 @@ def sync_params(module):
         broadcast(x)
 
 
-def mpi_avg_grads(module):
-    """Average the module's gradients over all ranks, in one Allreduce of one flat vector."""
-    if num_procs() == 1:
-        return
-    grads = [p.grad for p in module.parameters()]
-    flat = torch.as_tensor(mpi_avg(torch.cat([g.flatten() for g in grads]).numpy()))
-    for g, part in zip(grads, flat.split([g.numel() for g in grads])):
-        g.copy_(part.view_as(g))
+def flat_params(module):
+    """Move a module's parameters and gradients into one vector each; return it as a parameter.
+
+    Adam, targets and averages over ranks then are one call, where a network has six tensors.
+    """
+    params = list(module.parameters())
+    sizes = [p.numel() for p in params]
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in params]))
+    flat.grad = torch.zeros_like(flat)
+    for p, x, grad in zip(params, flat.detach().split(sizes), flat.grad.split(sizes)):
+        p.data, p.grad = x.view_as(p), grad.view_as(p)
+    return flat
+
+
+def mpi_avg_grads(flat):
+    """Average the gradient of a vector of parameters over all ranks, in one Allreduce."""
+    if num_procs() > 1:
+        flat.grad.copy_(torch.as_tensor(mpi_avg(flat.grad.numpy())))
 
 
 def save_model(folder, module, itr=None):
