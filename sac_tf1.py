@@ -28,7 +28,7 @@ from gymnasium.spaces import Box
 
 from common.quiet import quiet
 
-with quiet():  # TensorFlow talks when it is imported
+with quiet(onednn=True):  # TensorFlow talks when it is imported
     import tensorflow.compat.v1 as tf
 
 from common.args import check_args, parse_args

@@ -26,7 +26,7 @@ from gymnasium.spaces import Box, Discrete
 
 from common.quiet import quiet
 
-with quiet():  # TensorFlow talks when it is imported
+with quiet(onednn=False):  # TensorFlow talks when it is imported
     import tensorflow.compat.v1 as tf
 
 from common.args import check_args, parse_args

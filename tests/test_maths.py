@@ -85,6 +85,20 @@ def test_gae_and_returns_by_definition(module):
         assert np.abs(adv - expected_adv).max() > 0.1
 
 
+@pytest.mark.parametrize("algo", ON_POLICY)
+def test_tanh_and_its_derivatives(algo):
+    import torch
+
+    x = torch.tensor([-1e30, -100.0, -3.0, -0.5, -1e-4, 0.0, 1e-4, 0.5, 3.0, 100.0, 1e30])
+    x.requires_grad_()
+    y = importlib.import_module(f"{algo}_torch").Tanh()(x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    tanh = np.tanh(x.detach().double().numpy())
+    for found, true in (y, tanh), (first, 1 - tanh**2), (second, -2 * tanh * (1 - tanh**2)):
+        np.testing.assert_allclose(found.detach(), true, atol=1e-6)
+
+
 def test_constant_advantages_do_not_divide_by_zero(module):
     buf = module.GAEBuffer(1, Discrete(2), 4, GAMMA, LAM)
     for _ in range(4):

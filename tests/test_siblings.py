@@ -63,7 +63,7 @@ def test_networks(framework):
     vpg, ppo, trpo = (f"{algo}_{framework}" for algo in ON_POLICY)
     ddpg, td3, sac = (f"{algo}_{framework}" for algo in OFF_POLICY)
     mlp = "mlp" if framework == "torch" else "MLP"
-    shared_by([vpg, ppo, trpo], mlp, "ValueFunction")
+    shared_by([vpg, ppo, trpo], mlp, "ValueFunction", *(["Tanh"] if framework == "torch" else []))
     shared_by([vpg, ppo], "CategoricalPolicy", "GaussianPolicy")
     for policy in ("CategoricalPolicy", "GaussianPolicy"):
         methods = (f"{policy}.{method}" for method in ("__init__", "dist", "logp", "entropy"))
