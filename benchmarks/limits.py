@@ -1,0 +1,85 @@
+"""What no script can be faster than: the environment's steps and the matrix products of updates.
+
+    python limits.py Hopper-v4 sac 100 256 256
+
+It is started and paced by speed.py, which hands it the actions that a script took in its window.
+"""
+
+import os
+import sys
+import time
+import warnings
+from multiprocessing.connection import Client
+
+import gymnasium as gym
+import torch
+
+
+def linear(batch_size, sizes, weight_grads=False, input_grads=False):
+    """Return the products of an MLP on a batch as (rows, inner, columns): forward, backward.
+
+    Gradients of a layer's input are needed below it alone, so not for the first layer, unless the
+    gradient of the network's own input is asked for (as of an action, through Q).
+    """
+    products = []
+    for i, (n_in, n_out) in enumerate(zip(sizes, sizes[1:])):
+        products.append((batch_size, n_in, n_out))
+        if weight_grads:
+            products.append((n_out, batch_size, n_in))
+        if input_grads or (weight_grads and i > 0):
+            products.append((batch_size, n_out, n_in))
+    return products
+
+
+def products_of_update(algo, batch_size, hidden_sizes, obs_dim, act_dim):
+    """Return the products of two updates: TD3 moves its policy in one of them."""
+    q_sizes = [obs_dim + act_dim, *hidden_sizes, 1]
+    pi_sizes = [obs_dim, *hidden_sizes, act_dim * (2 if algo == "sac" else 1)]
+    qs = 1 if algo == "ddpg" else 2
+    update_q = linear(batch_size, pi_sizes)  # the next action
+    update_q += qs * linear(batch_size, q_sizes)  # its value, by the targets
+    update_q += qs * linear(batch_size, q_sizes, weight_grads=True)
+    update_pi = linear(batch_size, pi_sizes, weight_grads=True)
+    update_pi += (qs if algo == "sac" else 1) * linear(batch_size, q_sizes, input_grads=True)
+    return 2 * update_q + (1 if algo == "td3" else 2) * update_pi
+
+
+def bare(products):
+    """Return a function that computes the products, into memory that is there already."""
+    jobs = [(torch.randn(n, k), torch.randn(k, m), torch.empty(n, m)) for n, k, m in products]
+
+    def compute():
+        for x, y, out in jobs:
+            torch.mm(x, y, out=out)
+
+    return compute
+
+
+def main(env_id, algo=None, batch_size=0, *hidden_sizes):
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is a newer version of it
+        env = gym.make(env_id)
+    env.reset(seed=0)
+    spaces = env.observation_space.shape[0], env.action_space.shape[0]
+    two_updates = bare(
+        products_of_update(algo, int(batch_size), [int(n) for n in hidden_sizes], *spaces)
+        if algo
+        else []
+    )
+    connection = Client(os.environ["PACE"])
+    while True:
+        actions = connection.recv()
+        start = time.perf_counter()
+        for a in actions:
+            _, _, terminated, truncated, _ = env.step(a)
+            if terminated or truncated:
+                env.reset()
+        for _ in range(len(actions) // 2):
+            two_updates()
+        connection.send((start, time.perf_counter(), None, 0))
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main(*sys.argv[1:])

@@ -1,0 +1,75 @@
+"""Environments that stop after every window of steps: how speed.py times any program the same way.
+
+`paced:PacedHopper-v4` is Hopper-v4, but its first step, and the one after each window, waits until
+speed.py says go. A window so has the work of so many steps in it, whatever a program does between
+them, and programs that take turns do not disturb each other. No program needs to know.
+"""
+
+import os
+import time
+import warnings
+from multiprocessing.connection import Client
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box
+
+
+class Paced(gym.Wrapper):
+    """Connects to speed.py at its first step; a test environment that is never stepped does not."""
+
+    connection, left = None, 0
+
+    def step(self, a):
+        if self.left == 0:
+            self.end_window()
+        self.left -= 1
+        self.actions.append(a)
+        return self.env.step(a)
+
+    def end_window(self):
+        """Report the window that ends here, if one does, and wait for the next."""
+        end = time.perf_counter()
+        if self.connection is None:
+            self.connection = Client(os.environ["PACE"])
+        else:
+            self.connection.send((self.start, end, np.array(self.actions), resident_bytes()))
+        self.left, self.actions = self.connection.recv(), []
+        self.start = time.perf_counter()
+
+
+class Blank(gym.Env):
+    """Spaces like Hopper's and nothing behind them, to see what the scripts themselves take."""
+
+    observation_space = Box(-np.inf, np.inf, (11,), np.float64)
+    action_space = Box(-1, 1, (3,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(11), {}
+
+    def step(self, a):
+        return np.zeros(11), 1.0, False, False, {}
+
+
+def resident_bytes():
+    """Return how much memory this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def paced(env_id):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is a newer version of it
+        # Gymnasium puts its wrappers around the outside, and we want them once.
+        return Paced(gym.make(env_id).unwrapped)
+
+
+for env_id in ("Hopper-v4", "HalfCheetah-v4"):
+    gym.register(
+        f"Paced{env_id}", entry_point=lambda env_id=env_id: paced(env_id), max_episode_steps=1000
+    )
+for length in (10, 100, 1000):
+    gym.register(
+        f"PacedBlank{length}-v0", entry_point=lambda: Paced(Blank()), max_episode_steps=length
+    )

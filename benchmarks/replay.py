@@ -1,0 +1,35 @@
+"""Print how much memory a full replay buffer of a million Hopper transitions takes, and its arrays.
+
+python replay.py ours
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from gymnasium.spaces import Box
+from paced import resident_bytes
+
+SIZE, OBS_DIM, ACT_DIM = 1_000_000, 11, 3
+
+
+def make(package):
+    if package == "sb3":
+        from stable_baselines3.common.buffers import ReplayBuffer
+
+        box = Box(-np.inf, np.inf, (OBS_DIM,), np.float64)  # as Hopper's
+        return lambda: ReplayBuffer(SIZE, box, Box(-1, 1, (ACT_DIM,), np.float32), "cpu")
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from sac_torch import ReplayBuffer
+
+    return lambda: ReplayBuffer(OBS_DIM, ACT_DIM, SIZE)
+
+
+if __name__ == "__main__":
+    buffer = make(sys.argv[1])
+    before = resident_bytes()
+    buf = buffer()
+    arrays = [x for x in vars(buf).values() if isinstance(x, np.ndarray)]
+    for x in arrays:
+        x[:] = 1  # a page of zeros is not there until something else is written to it
+    print(resident_bytes() - before, sum(x.nbytes for x in arrays))
