@@ -15,6 +15,7 @@ SIZE, OBS_DIM, ACT_DIM = 1_000_000, 11, 3
 
 def make(package):
     if package == "sb3":
+        sys.modules["tensorflow"] = None  # which it would import where it is installed
         from stable_baselines3.common.buffers import ReplayBuffer
 
         box = Box(-np.inf, np.inf, (OBS_DIM,), np.float64)  # as Hopper's

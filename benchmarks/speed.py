@@ -67,8 +67,8 @@ class Args:
     algos: tuple[Literal["vpg", "ppo", "trpo", "ddpg", "td3", "sac"], ...] = (
         ON_POLICY + OFF_POLICY
     )  # which rows of the first two
-    on_policy_rounds: int = 5  # windows of each program, of which the best counts
-    off_policy_rounds: int = 15  # the same off-policy, where windows are short
+    on_policy_rounds: int = 4  # windows of each program, of which the best counts
+    off_policy_rounds: int = 10  # the same off-policy, where windows are short
     on_policy_window: int = 4000  # steps of a window, on-policy: an epoch
     off_policy_window: int = 100  # steps of a window, off-policy: whole bursts of 50
 
@@ -267,7 +267,7 @@ def ranks(args) -> Iterator[dict]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     for algo in ("ppo", "sac"):
         for framework in FRAMEWORKS:
-            settings, window = {}, 4 * args.off_policy_window
+            settings, window = {}, 2 * args.off_policy_window
             warm_up, rounds = 2 + 4000 // window, args.off_policy_rounds
             if algo == "ppo":
                 settings = {"steps_per_epoch": args.on_policy_window}
@@ -287,22 +287,27 @@ def ranks(args) -> Iterator[dict]:
 
 
 def start_up(args) -> Iterator[dict]:
-    """Seconds until there is something to see, best of three, and MB of memory after an epoch
+    """Seconds until there is something to see, better of two, and MB of memory after an epoch
 
-    SB3 has no `--help`: its figure is that of importing it. The first epoch has 4000 steps on
-    Hopper-v4; off-policy, 3000 of them with updates at batch 100.
+    SB3 has no `--help`: its figure is that of importing it, without TensorFlow, which it would
+    import where it is installed. The first epoch is of Hopper-v4: 4000 steps in PPO, in SAC 2000,
+    of which the second half has updates at batch 100.
     """
-    steps = args.on_policy_window
-    for algo in ("ppo", "sac"):
+    for algo, steps in ("ppo", args.on_policy_window), ("sac", 2000):
         for name in (*FRAMEWORKS, *installed("sb3")):
             command = [HERE.parent / f"{algo}_{name}.py", "--help"]
             if name == "sb3":
-                command = ["-c", f"from stable_baselines3 import {algo.upper()}"]
+                command = [
+                    "-c",
+                    f"from peers import *; from stable_baselines3 import {algo.upper()}",
+                ]
             settings = {"hidden_sizes": (64, 64)} if algo == "ppo" else {"batch_size": 100}
             shown, stepping, epoch = [], [], []
-            for _ in range(3):
+            for _ in range(2):
                 start = time.perf_counter()
-                subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+                subprocess.run(
+                    [sys.executable, *command], cwd=HERE, stdout=subprocess.DEVNULL, check=True
+                )
                 shown.append(time.perf_counter() - start)
                 if name == "sb3" and algo == "ppo":
                     program = peer(name, algo, "Hopper-v4", steps=steps, iters=80, **settings)
@@ -325,10 +330,8 @@ def memory(args) -> Iterator[dict]:
     """MB of a replay buffer of a million transitions of Hopper-v4"""
     for package in ("ours", *installed("sb3")):
         command = [sys.executable, HERE / "replay.py", package]
-        output = subprocess.run(command, env=one_thread(), capture_output=True, text=True)
-        if output.returncode:
-            sys.exit(output.stderr)
-        resident, arrays = map(int, output.stdout.split())
+        output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        resident, arrays = map(int, output.split())
         row = {"resident": f"{resident / 1e6:,.0f}", "the arrays' bytes": f"{arrays / 1e6:,.0f}"}
         yield {"": package, **row}
 
