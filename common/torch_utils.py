@@ -14,7 +14,6 @@ from common.mpi import broadcast, fail, mpi_avg, num_procs, proc_id, writing
 def setup_pytorch_for_mpi(threads=1):
     """Use so many threads a rank: more than cores / ranks would only wait for each other."""
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)  # as TensorFlow does: moments of idle units fade into denormals
     keep_freed_memory()
 
 

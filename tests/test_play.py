@@ -94,7 +94,7 @@ def test_a_changed_network_plays(tmp_path):
         copy = shutil.copytree if name == "common" else shutil.copy
         copy(play.SCRIPTS / name, tmp_path / name)
     source = (play.SCRIPTS / "vpg_torch.py").read_text()
-    changed = source.replace("nn.Tanh()", "nn.ReLU()").replace(
+    changed = source.replace(", Tanh()]", ", nn.ReLU()]").replace(
         "np.tanh(w @ o + b)", "(w @ o + b).clip(0)"
     )
     assert changed.count("clip(0)") == 1

@@ -261,11 +261,13 @@ def test_what_is_not_finite_stops_the_run(script, settings, quantity, tmp_path):
 @pytest.mark.parametrize("script", ["ppo_torch", "ppo_tf1", "td3_torch", "sac_tf1"])
 def test_a_changed_network_is_noticed(script, tmp_path):
     source = (ROOT / f"{script}.py").read_text()
-    changed = source.replace("nn.Tanh()", "nn.ReLU()").replace(
+    changed = source.replace(", Tanh()]", ", nn.ReLU()]").replace(
         "tf.tanh(tf.mat", "tf.nn.relu(tf.mat"
     )
     if changed == source:
-        changed = source.replace("nn.ReLU()", "nn.Tanh()").replace("tf.nn.relu(", "tf.tanh(")
+        changed = source.replace("nn.ReLU(inplace=True)", "nn.Tanh()").replace(
+            "tf.nn.relu(", "tf.tanh("
+        )
     source = changed
     (tmp_path / f"{script}.py").write_text(source)
     shutil.copytree(ROOT / "common", tmp_path / "common")
