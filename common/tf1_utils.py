@@ -70,7 +70,8 @@ class MpiAdamOptimizer:
 
     def __init__(self, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8):
         self.learning_rate, self.epsilon = learning_rate, epsilon
-        self.beta1, self.beta2 = beta1, beta2
+        # As the kernel has them: 1 - 0.999 in float32 is 1e-5 off, and so would be its correction.
+        self.beta1, self.beta2 = float(np.float32(beta1)), float(np.float32(beta2))
 
     def minimize(self, loss, params):
         """Return an op that takes one step on the params."""
