@@ -9,7 +9,6 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework.variable_pb2 import VariableDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from common.memory import keep_freed_memory
 from common.mpi import Stopped, broadcast, fail, mpi_avg, num_procs, proc_id, writing
 
 tf.disable_eager_execution()
@@ -18,7 +17,6 @@ tf.logging.set_verbosity(tf.logging.ERROR)  # else every call of TF1's is report
 
 def make_session(threads=1):
     """Start a session of so many threads a rank, with all variables initialised."""
-    keep_freed_memory()
     sess = tf.Session(
         config=tf.ConfigProto(
             intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads

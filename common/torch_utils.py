@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 from common.checkpoint import write_file
-from common.memory import keep_freed_memory
 from common.mpi import broadcast, fail, mpi_avg, num_procs, proc_id, writing
 
 
 def setup_pytorch_for_mpi(threads=1):
     """Use so many threads a rank: more than cores / ranks would only wait for each other."""
     torch.set_num_threads(threads)
-    keep_freed_memory()
 
 
 def sync_params(module):
