@@ -1,16 +1,53 @@
-"""Learning curves from any number of runs, ours or Spinning Up's, finished or still going on.
+"""Draw learning curves from any number of runs.
 
-    python plot.py runs/ppo_torch_Hopper-v4 runs/sac_torch_Hopper-v4 --out hopper.png
+usage: python plot.py LOGDIR [LOGDIR ...] [options]
 
-A run is a folder with a progress.txt, found at any depth. Runs of one experiment (exp_name in
-config.json, else the folder's name without _s<seed>) make one curve, whatever their lengths and
-spacing: between its rows a run is a straight line, before and after them it does not count. Where
-some seeds of a curve do not count, it is faint.
+One panel per environment, one curve per experiment: the mean
+over its seeds, with a 95% confidence interval. A LOGDIR is a
+folder of runs, at any depth, or the start of its path.
+Unfinished runs and Spinning Up's own runs work as well.
+
+Seeds may differ in length and spacing: a run is a straight
+line between its rows and counts nowhere else. Where some of
+its seeds do not count, a curve is faint.
+
+options:
+  -l, --legend TITLE ...  one title per LOGDIR; all runs with
+                          the same title form one curve
+  -x, --xaxis COLUMN      column of progress.txt to plot over
+                          (TotalEnvInteracts)
+  -y, --value COLUMN ...  columns to plot, one panel per
+                          column (Performance, which is
+                          AverageTestEpRet or AverageEpRet)
+  -s, --smooth ROWS       average over a window of rows (1)
+  --count                 draw one line per seed
+  --select TEXT ...       only runs with all of these in
+                          their path
+  --exclude TEXT ...      no runs with any of these in their
+                          path
+  --est ESTIMATOR         mean, max or min over the seeds, or
+                          iqm, the mean of the middle half
+                          (mean)
+  --band BAND             ci, the 95% bootstrap confidence
+                          interval; std, the standard
+                          deviation; minmax, the range; or
+                          none (ci; with max or min none)
+  --out FILE              write a .png, .svg or .pdf instead
+                          of opening a window
+  --table [md|csv]        print the mean of the last 10% of
+                          each run's epochs as a table (md)
+  -h, --help              print this text
+
+examples:
+  python plot.py runs
+  python plot.py runs/ppo -s 10 --out ppo.svg
+  python plot.py runs/a runs/b -l PPO SAC --out ab.pdf
+  python plot.py runs -y Performance EpLen --count
+  python plot.py runs --table
 """
 
 import argparse
 import io
-import json
 import math
 import os
 import re
@@ -18,16 +55,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-EXAMPLES = """examples:
-  python plot.py runs                                   all experiments in runs, in a window
-  python plot.py runs/ppo -s 10 --out ppo.svg           all that start with runs/ppo, smoothed
-  python plot.py runs/a runs/b -l PPO SAC --out ab.pdf  two experiments under better names
-  python plot.py runs -y Performance EpLen --count      two panels, each seed its own line
-  python plot.py runs --table                           what each experiment came to
-"""
+from common import errors
+from common.errors import SidespinError, flag, print_line
+from common.launch import suggest
+from common.run import print_out, read_config
+
 LABELS = {
     "TotalEnvInteracts": "Environment steps",
     "Time": "Time (s)",
@@ -44,6 +82,7 @@ LOOKS = [{"color": color, "linestyle": dashes} for dashes in DASHES for color in
 STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.titlesize": 11,
     "axes.grid": True,
     "grid.alpha": 0.3,
     "legend.frameon": False,
@@ -54,22 +93,32 @@ STYLE = {
 }
 BANDS = {"ci": ", 95% CI", "std": " ± std", "minmax": ", min to max", "none": ""}
 FAINT = 0.35
-MAX_POINTS = 500  # of a curve: more than a figure can show, and each one has its bootstrap
-LAST_ROWS = 10  # of a run: what the table averages
+MAX_POINTS = 500  # per curve: more than a figure can show, and each point is bootstrapped
+FINAL_MEAN = "mean of last 10% of epochs"  # a column of the table
 
 
 @dataclass
 class Run:
     folder: Path
     data: pd.DataFrame  # progress.txt, and Performance
-    experiment: str
+    name: str  # of the experiment
+    short_name: str  # without the environment
     home: Path  # the folder that holds the experiment
     env_id: str | None
 
 
+class NotebookFigure(Figure):
+    """A figure that pyplot does not know, or a notebook would show it a second time."""
+
+    def _repr_png_(self):
+        file = io.BytesIO()
+        self.savefig(file)
+        return file.getvalue()
+
+
 def iqm(y, axis=0):
-    """Return the mean of the middle half; of less than four values, of all."""
-    from scipy.stats import trim_mean  # here, since importing it takes a second
+    """Return the mean of the middle half; with fewer than four values, of all."""
+    from scipy.stats import trim_mean  # here because it takes a second to import
 
     return trim_mean(y, 0.25, axis=axis)
 
@@ -77,13 +126,8 @@ def iqm(y, axis=0):
 ESTIMATORS = {"mean": np.mean, "max": np.max, "min": np.min, "iqm": iqm}
 
 
-def notice(message):
-    print(f"plot.py: {message}", file=sys.stderr, flush=True)
-
-
-def fail(message):
-    print(f"plot.py: error: {message}", file=sys.stderr)
-    sys.exit(2)
+def plural(n, noun):
+    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def as_list(x):
@@ -91,15 +135,15 @@ def as_list(x):
 
 
 def find_folders(logdir):
-    """Return the folders of all runs in a folder, or in all folders whose paths start so."""
+    """Return the folders of all runs in a folder, or in all folders whose paths start with it."""
     path = Path(logdir)
-    beside = (p for p in path.parent.glob("*") if p.name.startswith(path.name))
-    roots = [path] if path.is_dir() else beside
+    siblings = (p for p in path.parent.glob("*") if p.name.startswith(path.name))
+    roots = [path] if path.is_dir() else siblings
     return sorted(file.parent for root in roots for file in root.rglob("progress.txt"))
 
 
 def read_progress(file):
-    """Return the complete rows of a progress.txt, and how many are not complete."""
+    """Return the complete rows of progress.txt, and the number of incomplete ones."""
     with file.open() as text:
         lines = [line for line in text if line.strip()]
     tabs = lines[0].count("\t") if lines else 0
@@ -112,45 +156,54 @@ def read_progress(file):
 
 
 def read_run(folder):
-    """Return the run in a folder, or None, with a notice, if it has nothing to plot."""
+    """Return the run in a folder; if it has nothing to plot, say so and return None."""
     try:
         data, torn = read_progress(folder / "progress.txt")
     except (OSError, ValueError) as error:
-        return notice(f"left out {folder}, which cannot be read: {str(error).splitlines()[0]}")
+        return print_line(f"left out {folder}, cannot read it: {str(error).splitlines()[0]}")
     if not data.notna().any(axis=None):
-        return notice(f"left out {folder}, which has no complete row of numbers yet")
+        return print_line(f"left out {folder}, which has no complete row of numbers yet")
     if torn:
-        notice(f"left out {torn} incomplete row(s) of {folder}")
+        print_line(f"left out {plural(torn, 'incomplete row')} of {folder}")
     for column in ("AverageTestEpRet", "AverageEpRet"):
         if column in data and "Performance" not in data:
             data["Performance"] = data[column]
 
-    try:
-        config = dict(json.loads((folder / "config.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        config = {}
-    texts = {key: value for key, value in config.items() if isinstance(value, str)}
+    config = {key: x for key, x in read_config(folder).items() if x and isinstance(x, str)}
     folder_name, parent = folder.resolve().name, folder.resolve().parent
-    name = texts.get("exp_name") or re.sub(r"_s\d+$", "", without_date(folder_name))
+    name = config.get("exp_name") or re.sub(r"_s\d+$", "", without_date(folder_name))
     home = parent.parent if without_date(parent.name) == name else parent
-    return Run(folder, data, name, home, texts.get("env_id"))
+    # Spinning Up saves no environment, but scripts derived from it often do
+    env_id = next((config[key] for key in ("env_id", "env_name", "env") if key in config), None)
+    return Run(folder, data, name, without_env_id(name, env_id), home, env_id)
 
 
 def without_date(name):
-    """Remove what Spinning Up's datestamp puts in front of a folder's name."""
+    """Remove the date that --datestamp puts in front of a folder's name."""
     return re.sub(r"^\d{4}-\d\d-\d\d_(\d\d-\d\d-\d\d-)?", "", name)
 
 
+def without_env_id(name, env_id):
+    """Remove the environment: ppo_torch_Ant-v4 and grid.py's ppo_torch_envant-v4 are ppo_torch."""
+    if env_id is None:
+        return name
+    as_in_names = r"\W+".join(re.findall(r"\w+", env_id))
+    return re.sub(rf"_[a-z]*{as_in_names}(?=_|$)", "", name, flags=re.IGNORECASE) or name
+
+
 def load(logdirs, legend=None, select=None, exclude=None):
-    """Return {title: the runs of one curve}, in the order of the arguments."""
+    """Return {title: runs}, in the order of the arguments."""
+    if isinstance(logdirs, dict):
+        return logdirs  # already loaded
     logdirs, legend, select, exclude = map(as_list, (logdirs, legend, select, exclude))
     if legend and len(legend) != len(logdirs):
-        fail(f"--legend has {len(legend)} title(s) for {len(logdirs)} logdir(s)")
+        counts = f"{plural(len(legend), 'title')} for {plural(len(logdirs), 'logdir')}"
+        raise SidespinError(f"{flag('legend')} has {counts}")
     runs, seen = [], set()
     for logdir, title in zip(logdirs, legend or [None] * len(logdirs)):
         folders = find_folders(logdir)
         if not folders:
-            fail(f"there is no run in {logdir}, nor in a folder whose path starts so")
+            raise SidespinError(f"no runs in {logdir}, nor in folders whose path starts with it")
         for folder in folders:
             path, key = str(folder), (folder.resolve(), title)
             chosen = all(x in path for x in select) and not any(x in path for x in exclude)
@@ -158,35 +211,51 @@ def load(logdirs, legend=None, select=None, exclude=None):
                 runs.append((run, title))
             seen.add(key)
     if not runs:
-        filtered = "--select and --exclude leave no run to plot"
-        fail(filtered if select or exclude else "no run has a complete row yet")
+        filtered = f"{flag('select')} and {flag('exclude')} leave no runs to plot"
+        raise SidespinError(filtered if select or exclude else "no run has a complete row yet")
 
     groups = {}
     for run, title in runs:
-        if title is None:
-            # The same name in different folders is not the same experiment
-            homes = {other.home for other, _ in runs if other.experiment == run.experiment}
-            path = os.path.relpath(run.home, os.path.commonpath(homes))
-            title = str(Path(path, run.experiment))
-        groups.setdefault(title, []).append(run)
-    for title, group in groups.items():
-        names = "\n".join(run.folder.resolve().name for run in group)
+        groups.setdefault(title or find_title(run, [x for x, _ in runs]), []).append(run)
+    for title, env_id, some in by_environment(groups):
+        names = "\n".join(run.folder.resolve().name for run in some)
         seeds = re.findall(r"_s(\d+)$", names, re.MULTILINE)
         if len(set(seeds)) < len(seeds):
-            notice(f"{title} has several runs of one seed, which may not be independent")
+            what = f"{title} on {env_id}" if env_id else title
+            print_line(f"{what} has several runs with one seed, which may not be independent")
     return groups
 
 
+def find_title(run, runs):
+    """Return the experiment's short name; where that is ambiguous, its name or the path to it."""
+    same = [other for other in runs if other.short_name == run.short_name]
+    title = run.short_name
+    if len({other.name for other in same if other.env_id == run.env_id}) > 1:
+        title = run.name  # ppo and ppo_Ant-v4 are different experiments on Ant-v4
+        same = [other for other in same if other.name == run.name]
+    path = os.path.relpath(run.home, os.path.commonpath({other.home for other in same}))
+    return str(Path(path, title))
+
+
+def by_environment(groups):
+    """Return [(title, environment, runs)], because returns of two environments never compare."""
+    return [
+        (title, env_id, [run for run in runs if run.env_id == env_id])
+        for title, runs in groups.items()
+        for env_id in dict.fromkeys(run.env_id for run in runs)
+    ]
+
+
 def check_columns(groups, columns):
-    there = {column: None for group in groups.values() for run in group for column in run.data}
+    known = {column: None for runs in groups.values() for run in runs for column in run.data}
     for column in columns:
-        if column not in there:
-            fail(f"no run has a column {column}: there are {', '.join(there)}")
+        if column not in known:
+            raise SidespinError(f"no run has a column {column}, only {', '.join(known)}")
 
 
-def note_missing(title, runs, there, what):
-    if there < runs:
-        notice(f"left out {runs - there} of {runs} run(s) of {title}: no {what}")
+def note_missing(title, runs, found, what):
+    if found < runs:
+        print_line(f"left out {runs - found} of {plural(runs, 'run')} of {title}: no {what}")
 
 
 def curve(run, xaxis, value, smooth=1):
@@ -194,7 +263,7 @@ def curve(run, xaxis, value, smooth=1):
     if not {xaxis, value} <= set(run.data):
         return np.empty((2, 0))
     points = pd.DataFrame({"x": run.data[xaxis], "y": run.data[value]}).dropna(subset="x")
-    # Of an epoch that was logged twice, before and after an interruption, the later one counts
+    # If an epoch was logged twice, before and after an interruption, the later row counts
     points = points.drop_duplicates("x", keep="last").sort_values("x")
     average = points.y.rolling(smooth, center=True, min_periods=1).mean()
     return points.assign(y=average.where(points.y.notna())).dropna().to_numpy().T
@@ -216,17 +285,17 @@ def edges(y, middle, est, band):
         return middle - y.std(0, ddof=1), middle + y.std(0, ddof=1)
     from scipy.stats import bootstrap
 
-    # Percentiles, since the default, BCa, is NaN where all seeds agree
+    # Percentiles, because the default, BCa, is NaN where all seeds agree
     options = dict(n_resamples=2000, batch=100, method="percentile", rng=np.random.default_rng(0))
     return bootstrap((y,), ESTIMATORS[est], axis=0, vectorized=True, **options).confidence_interval
 
 
 def summarise(ys, est, band):
-    """Return the estimate over those curves that are there, and the edges of its band."""
+    """Return the estimate over the curves that exist at each point, and the edges of its band."""
     middle, low, high = np.full((3, ys.shape[1]), np.nan)
-    there = ~np.isnan(ys)
-    for some in np.unique(there, axis=1).T:
-        at = (there == some[:, None]).all(0)
+    exists = ~np.isnan(ys)
+    for some in np.unique(exists, axis=1).T:
+        at = (exists == some[:, None]).all(0)
         y = ys[np.ix_(some, at)]
         middle[at] = ESTIMATORS[est](y, axis=0)
         if len(y) > 1 and band != "none":
@@ -237,22 +306,22 @@ def summarise(ys, est, band):
 def draw(ax, curves, look, est, band, count):
     """Draw one experiment and return a line for the legend."""
     if all(x.size == 1 for x, _ in curves):
-        look = {**look, "marker": "o"}  # a line through one point cannot be seen
+        look = {**look, "marker": "o"}  # a line through one point is invisible
     if count:
         lines = [ax.plot(*xy, **look, alpha=0.8) for xy in curves]
         return lines[0][0]
     x, ys = align(curves)
     y, low, high = summarise(ys, est, band)
-    all_there = ~np.isnan(ys).any(0)
-    if not all_there.all():
+    complete = ~np.isnan(ys).any(0)
+    if not complete.all():
         ax.plot(x, y, **look, alpha=FAINT)
     if not np.isnan(low).all():
         ax.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
-    return ax.plot(x, np.where(all_there, y, np.nan), **look)[0]
+    return ax.plot(x, np.where(complete, y, np.nan), **look)[0]
 
 
 def shorten_big_numbers(axis):
-    """Write 0.5M and 1.0M, or 20k, where an axis goes that far."""
+    """Write 0.5M and 1.0M, or 20k, if the axis goes that far."""
     largest = np.abs(axis.get_view_interval()).max()
     if 1e6 <= largest < 1e9:
         axis.set_major_formatter(lambda x, _: re.sub(r"(\.\d+?)0+$", r"\1", f"{x / 1e6:.3f}") + "M")
@@ -260,15 +329,25 @@ def shorten_big_numbers(axis):
         axis.set_major_formatter(lambda x, _: f"{x / 1e3:g}k")
 
 
+def arrange(values, env_ids):
+    """Return the panels as [(value, environment)], and how many of them make a row."""
+    n = len(values) if len(env_ids) == 1 else len(env_ids)
+    across = n if n <= 3 else min(math.ceil(math.sqrt(n)), 4)
+    padding = [""] * (-len(env_ids) % across if len(env_ids) > 1 else 0)  # a value starts a row
+    return [(value, env_id) for value in values for env_id in env_ids + padding], across
+
+
 def add_legend(fig, lines, title):
     """Put the legend below the panels, where it hides no curve, and make room for it."""
     width, height = fig.get_size_inches()
-    entry = 0.45 + 0.067 * max(map(len, lines))  # its width in inches, about
-    rows = math.ceil(len(lines) / max(int(width / entry), 1))
-    fig.set_size_inches(width, height + 0.2 * (rows + bool(title)))
-    columns = math.ceil(len(lines) / rows)
-    where = dict(loc="outside lower center", ncols=columns, columnspacing=1.5)
-    fig.legend(lines.values(), lines.keys(), title=title, **where)
+    for rows in range(1, len(lines) + 1):
+        where = dict(loc="outside lower center", ncols=math.ceil(len(lines) / rows))
+        legend = fig.legend(lines.values(), lines.keys(), title=title, columnspacing=1.5, **where)
+        box = legend.get_window_extent()
+        if box.width <= fig.bbox.width or rows == len(lines):
+            break
+        legend.remove()
+    fig.set_size_inches(max(width, box.width / fig.dpi), height + box.height / fig.dpi)
 
 
 def make_plots(
@@ -285,76 +364,78 @@ def make_plots(
     out=None,
 ):
     """Draw what the command line draws and return the matplotlib figure."""
-    import matplotlib.pyplot as plt
-    from matplotlib.lines import Line2D
+    band = band or ("ci" if est in ("mean", "iqm") else "none")  # seeds say little about extremes
+    for name, choice, known in [("est", est, ESTIMATORS), ("band", band, BANDS)]:
+        if choice not in known:
+            raise SidespinError(f"{flag(name)} must be one of {', '.join(known)}, got {choice}")
+    if not isinstance(smooth, int | np.integer) or smooth < 1:
+        expected = "a whole number of at least 1"
+        raise SidespinError(f"{flag('smooth')} must be {expected}, got {smooth}")
+    groups = load(logdirs, legend, select, exclude)
+    check_columns(groups, [xaxis, *as_list(value)])
+    panels = {}  # {(value, environment): {title: curves}}
+    for column in as_list(value):
+        for title, env_id, runs in by_environment(groups):
+            curves = [xy for run in runs if (xy := curve(run, xaxis, column, smooth)).size]
+            note_missing(title, len(runs), len(curves), f"{column} over {xaxis}")
+            if curves:
+                panels.setdefault((column, env_id), {})[title] = curves
+    if not panels:
+        raise SidespinError(f"no run has {' or '.join(as_list(value))} over {xaxis} yet")
 
-    if smooth < 1:
-        fail(f"--smooth must be at least 1, not {smooth}")
-    groups = logdirs if isinstance(logdirs, dict) else load(logdirs, legend, select, exclude)
-    values = as_list(value)
-    check_columns(groups, [xaxis, *values])
-    band = band or ("ci" if est in ("mean", "iqm") else "none")  # seeds say little on extremes
-    across = 2 if len(values) == 4 else min(len(values), 3)
-    down = math.ceil(len(values) / across)
-    size = (4 * across + 1, 3 * down)
-    lines = {}
+    looks = {title: LOOKS[i % len(LOOKS)] for i, title in enumerate(groups)}
     thin = count or len(groups) > len(COLORS)
-    with plt.rc_context({**STYLE, "lines.linewidth": 0.9 if thin else 1.5}):
-        fig, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
-        for ax in axes.flat[len(values) :]:
-            ax.remove()
-        for ax, column in zip(axes.flat, values):
-            for i, (title, group) in enumerate(groups.items()):
-                curves = [xy for run in group if (xy := curve(run, xaxis, column, smooth)).size]
-                note_missing(title, len(group), len(curves), f"{column} over {xaxis}")
-                if curves:
-                    label = f"{title} ({len(curves)} seed{'s' * (len(curves) > 1)})"
-                    lines[label] = draw(ax, curves, LOOKS[i % len(LOOKS)], est, band, count)
-                    lines[label].set_label(label)
-            ax.set(xlabel=LABELS.get(xaxis, xaxis), ylabel=LABELS.get(column, column))
-            ax.margins(x=0.02)
+    with matplotlib.rc_context({**STYLE, "lines.linewidth": 0.9 if thin else 1.5}):
+        fig, axes = make_axes(panels, LABELS.get(xaxis, xaxis))
+        lines, seeds = {}, {}
+        for panel, ax in axes.items():
+            for title, curves in panels[panel].items():
+                lines[title] = draw(ax, curves, looks[title], est, band, count)
+                lines[title].set_label(f"{title} ({plural(len(curves), 'seed')})")
+                seeds.setdefault(title, set()).add(len(curves))
             shorten_big_numbers(ax.xaxis)
             shorten_big_numbers(ax.yaxis)
-        if not lines:
-            plt.close(fig)
-            fail(f"no run has {', '.join(values)} over {xaxis} yet")
-        if any(line.get_alpha() == FAINT for ax in fig.axes for line in ax.lines):
-            lines["fewer seeds"] = Line2D([], [], color="black", alpha=FAINT)
-        env_ids = {run.env_id for group in groups.values() for run in group}
-        if len(env_ids) == 1:
-            fig.suptitle(env_ids.pop())
-        several = any(len(group) > 1 for group in groups.values()) and not count
-        add_legend(fig, lines, est.replace("iqm", "IQM") + BANDS[band] if several else None)
+        ...
         try:
             if out:
                 Path(out).parent.mkdir(parents=True, exist_ok=True)
                 fig.savefig(out)
         except (OSError, ValueError) as error:  # ValueError: a title with a bad formula
-            fail(f"cannot write {out}: {str(error).splitlines()[-1]}")
+            raise SidespinError(f"cannot write {out}: {str(error).splitlines()[-1]}") from error
     return fig
 
 
-def make_table(groups, value="Performance"):
-    """Return what each experiment of load() came to, by the mean of each run's last rows."""
+def make_table(logdirs, value="Performance"):
+    """Return the final performance of each experiment on each environment as a DataFrame."""
+    groups = load(logdirs)
     check_columns(groups, as_list(value))
     rows = []
-    for title, group in groups.items():
+    for title, env_id, runs in by_environment(groups):
         for column in as_list(value):
-            runs = [run.data.reindex(columns=[column, "TotalEnvInteracts"]) for run in group]
-            last = [(data[column].tail(LAST_ROWS).mean(), data.iloc[:, 1].max()) for data in runs]
-            last = pd.DataFrame(last, columns=["y", "steps"]).dropna(subset="y")
-            note_missing(title, len(group), len(last), f"{column} in the last {LAST_ROWS} rows")
-            if last.empty:
+            finals = pd.DataFrame([final(run, column) for run in runs], columns=["y", "steps"])
+            finals = finals.dropna(subset="y")
+            note_missing(title, len(runs), len(finals), column)
+            if finals.empty:
                 continue
-            if last.steps.nunique() > 1:
-                ends = f"{last.steps.min():,.0f} and {last.steps.max():,.0f}"
-                notice(f"the runs of {title} end between {ends} steps: the lower is in the table")
-            row = {"experiment": title, "value": column, "mean": last.y.mean(), "std": last.y.std()}
-            row |= {"iqm": iqm(last.y), "seeds": len(last), "steps": last.steps.min()}
-            rows.append(row)
+            if finals.steps.nunique() > 1:
+                ends = f"{finals.steps.min():,.0f} and {finals.steps.max():,.0f}"
+                print_line(f"the runs of {title} end between {ends} steps, the table has the lower")
+            row = {"experiment": title, "environment": env_id, "value": column}
+            row |= {FINAL_MEAN: finals.y.mean(), "std": finals.y.std()}
+            # The interquartile mean of fewer than four seeds is their mean
+            row |= {"iqm": iqm(finals.y) if len(finals) >= 4 else None}
+            rows.append(row | {"seeds": len(finals), "steps": finals.steps.min()})
     if not rows:
-        fail(f"no run has {', '.join(as_list(value))} in its last {LAST_ROWS} rows")
-    return pd.DataFrame(rows).round({"steps": 0}).astype({"steps": "Int64"})
+        raise SidespinError(f"no run has {' or '.join(as_list(value))} yet")
+    table = pd.DataFrame(rows).round({"steps": 0}).astype({"steps": "Int64"})
+    return table.drop(columns="iqm") if table.iqm.isna().all() else table
+
+
+def final(run, column):
+    """Return the mean of the last 10% of the epochs that have a value, and the last step."""
+    data = run.data.reindex(columns=[column, "TotalEnvInteracts"])
+    y = data[column].dropna()
+    return y.tail(max(len(y) // 10, 1)).mean(), data["TotalEnvInteracts"].max()
 
 
 def as_markdown(table):
@@ -363,72 +444,81 @@ def as_markdown(table):
             return "" if pd.isna(x) else x.replace("|", r"\|")
         return format(x, "," if isinstance(x, int) else ",.1f" if abs(x) >= 100 else ".4g")
 
-    cells = [[cell(x) for x in row] for row in table.astype(object).itertuples(index=False)]
-    cells = [list(table), ["---", "---", *["---:"] * 5], *cells]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    rows = [[x.ljust(width) for x, width in zip(row, widths)] for row in cells]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    columns = []
+    for name in table:
+        cells = [name, *map(cell, table[name].astype(object))]
+        width, is_number = max(map(len, cells)), name not in ("experiment", "environment", "value")
+        rule = "-" * (width - 1) + (":" if is_number else "-")
+        cells = [x.rjust(width) if is_number else x.ljust(width) for x in cells]
+        columns.append([cells[0], rule, *cells[1:]])
+    return "".join(f"| {' | '.join(row)} |\n" for row in zip(*columns))
 
 
 def parse_args(argv):
-    parser = argparse.ArgumentParser(
-        usage="%(prog)s logdir [logdir ...] [options]",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.error = fail
+    def refuse(message):
+        raise SidespinError(message.removeprefix("argument "))
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.error, parser.format_help = refuse, lambda: __doc__
     add, several = parser.add_argument, dict(nargs="+", action="extend")
-    add("logdirs", metavar="logdir", nargs="*", help="a folder of runs, or how its path starts")
-    legend = "a title for each logdir, whose runs make one curve; the same title joins logdirs"
-    add("-l", "--legend", metavar="TITLE", **several, help=legend)
-    xaxis = "column of progress.txt along the x-axis (%(default)s)"
-    add("-x", "--xaxis", metavar="COLUMN", default="TotalEnvInteracts", help=xaxis)
-    value = "columns to plot, a panel each (Performance: AverageTestEpRet, else AverageEpRet)"
-    add("-y", "--value", metavar="COLUMN", **several, help=value)
-    smooth = "average over a window of so many rows (%(default)s)"
-    add("-s", "--smooth", metavar="ROWS", type=int, default=1, help=smooth)
-    add("--count", action="store_true", help="draw each seed as a line of its own")
-    add("--select", metavar="TEXT", **several, help="only runs with all of these in their path")
-    add("--exclude", metavar="TEXT", **several, help="no run with any of these in its path")
-    est = "the curve over the seeds; iqm: the mean of their middle half (%(default)s)"
-    add("--est", choices=list(ESTIMATORS), default="mean", help=est)
-    band = """95%% confidence interval of the curve by bootstrap over the seeds, ± standard
-        deviation, range, or nothing (ci; none for --est max and min)"""
-    add("--band", choices=list(BANDS), help=band)
-    add("--out", metavar="FILE", help="write a .png, .svg or .pdf instead of opening a window")
-    table = f"print each experiment's mean over the last {LAST_ROWS} rows of its runs (md)"
-    add("--table", nargs="?", choices=["md", "csv"], help=table)
+    add("logdirs", nargs="*")
+    add("-l", "--legend", **several)
+    add("-x", "--xaxis", default="TotalEnvInteracts")
+    add("-y", "--value", **several)
+    add("-s", "--smooth", type=lambda x: int(x) if x.isdecimal() else x, default=1)
+    add("--count", action="store_true")
+    add("--select", **several)
+    add("--exclude", **several)
+    add("--est", default="mean")
+    add("--band")
+    add("--out")
+    add("--table", nargs="?")
     pairs = zip(argv, [*argv[1:], None])  # a logdir behind --table is not its value
     argv = ["--table=md" if x == "--table" and y not in ("md", "csv") else x for x, y in pairs]
-    args = parser.parse_intermixed_args(argv)
+    args, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        known = [f"--{name}" for name in vars(args)]
+        refuse(f"unrecognized option {suggest(unknown[0], known)}")
+    if not args.logdirs:
+        refuse("say which folders to plot, in front of the options (see --help)")
+    if args.out and Path(args.out).suffix.lower() not in (".png", ".svg", ".pdf"):
+        refuse(f"--out {args.out} must end in .png, .svg or .pdf")
+    if args.table not in (None, "md", "csv"):
+        refuse(f"--table must be md or csv, got {args.table}")
     args.value = args.value or ["Performance"]
     return args
 
 
+def show(fig):
+    """Open the figure in a window and wait until it is closed."""
+    import matplotlib.pyplot as plt
+
+    if plt.get_backend().lower() == "agg":  # what matplotlib falls back to
+        raise SidespinError("there is no screen to show the figure on: use --out FILE or --table")
+    plt.figure(fig)
+    plt.show()
+
+
 def main(argv):
     args = parse_args(argv)
-    if not args.logdirs:
-        fail("say which folders to plot, in front of the options (see --help)")
-    if args.out and Path(args.out).suffix.lower() not in (".png", ".svg", ".pdf"):
-        fail(f"--out {args.out} must end in .png, .svg or .pdf")
     groups = load(args.logdirs, args.legend, args.select, args.exclude)
     if args.out or not args.table:
-        import matplotlib.pyplot as plt
-
-        if args.out:
-            plt.switch_backend("agg")
         names = "xaxis value count smooth est band out".split()
-        make_plots(groups, **{name: getattr(args, name) for name in names})
+        fig = make_plots(groups, **{name: getattr(args, name) for name in names})
+        if args.out:
+            say = print_line if args.table else print_out  # stdout is for the table
+            say(f"wrote {args.out} ({plural(len(fig.axes), 'panel')})")
+        else:
+            show(fig)
     if args.table:
         table = make_table(groups, args.value)
-        print(as_markdown(table) if args.table == "md" else table.to_csv(index=False), end="")
-    elif not args.out:
-        if plt.get_backend().lower() == "agg":  # what matplotlib falls back to
-            fail("there is no screen to show the figure on: use --out FILE, or --table")
-        plt.show()
+        print_out(as_markdown(table) if args.table == "md" else table.to_csv(index=False), end="")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    errors.command_line = True
+    try:
+        main(sys.argv[1:])
+    except SidespinError as error:
+        print_line(f"error: {error}")
+        sys.exit(error.exit_code)

@@ -1,14 +1,15 @@
 """Soft Actor-Critic (SAC), in TensorFlow 1 style.
 
 The idea: reward the policy for being random, so that it keeps exploring and Q stays smooth. The
-policy is a Gaussian squashed by tanh; alpha is what a nat of entropy is worth in reward:
+policy is a Gaussian squashed by tanh; alpha is the reward for one nat of entropy:
 
     a2      ~ pi(.|o2)
     backup  = r + gamma (1 - d) ( min( Q1_targ(o2, a2), Q2_targ(o2, a2) ) - alpha log pi(a2|o2) )
     loss_q  = mean( (Q1(o, a) - backup)^2 ) + mean( (Q2(o, a) - backup)^2 )
     loss_pi = mean( alpha log pi(a|o) - min( Q1(o, a), Q2(o, a) ) ),   a = f(o, noise) ~ pi(.|o)
 
-With --autotune, alpha is learned so that the entropy stays near -|A|:
+With --autotune, alpha is learned so that the entropy stays near -|A|, where |A| is the number of
+action dimensions:
 
     loss_alpha = -log alpha mean( log pi(a|o) - |A| )
 
@@ -21,51 +22,61 @@ https://arxiv.org/abs/1812.05905
     python sac_tf1.py --env-id HalfCheetah-v4
 """
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
-from gymnasium.spaces import Box
 
-from common.quiet import quiet
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it when it is imported
+import tensorflow.compat.v1 as tf
 
-with quiet(onednn=True):  # TensorFlow talks when it is imported
-    import tensorflow.compat.v1 as tf
-
-from common.args import check_args, parse_args
+from common.args import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from common.checkpoint import Checkpoint
 from common.env import make_env
+from common.errors import SidespinError
+from common.launch import launch
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
-from common.tf1_utils import Model, MpiAdamOptimizer, make_session, save_model, sync_all_params
+from common.mpi import num_procs, proc_id
+from common.run import Run
+from common.tf1_utils import (
+    Model,
+    MpiAdamOptimizer,
+    State,
+    compiled_loop,
+    make_session,
+    save_model,
+)
 
 
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: int = 0  # seed of the weights, the noise and the environment
-    epochs: int = 50  # number of epochs
-    steps_per_epoch: int = 4000  # environment steps an epoch, over all ranks together
-    max_ep_len: int | None = None  # cut episodes at this length; None: the environment's own limit
-    hidden_sizes: tuple[int, ...] = (256, 256)  # units of each hidden layer
-    gamma: float = 0.99  # discount factor
-    cpu: int = 1  # start the script under mpirun with this many ranks
-    threads: int = 1  # threads a rank
+    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    epochs: PositiveInt = 50  # number of epochs
+    steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
+    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    hidden_sizes: tuple[PositiveInt, ...] = (256, 256)  # units per hidden layer
+    gamma: Fraction = 0.99  # discount factor
+    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    threads: PositiveInt = 1  # threads per rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
-    save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
-    resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
+    save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
+    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
     keep_models: bool = False  # keep the model of every save, for play.py --itr
-    replay_size: int = 1_000_000  # transitions that the replay buffer of a rank holds
-    polyak: float = 0.995  # how much of itself a target network keeps in an update
-    lr: float = 1e-3  # learning rate of the policy, Q and alpha
-    batch_size: int = 100  # transitions a rank samples for an update
-    start_steps: int = 10_000  # steps of uniformly random actions at first, over all ranks
-    update_after: int = 1000  # steps before the first update, over all ranks
-    update_every: int = 50  # steps of a rank between bursts of as many updates
-    num_test_episodes: int = 10  # episodes without noise to test the policy after each epoch
-    alpha: float = 0.2  # what a nat of entropy is worth; with --autotune, at the start
-    autotune: bool = False  # learn alpha, so that the entropy stays near -|A|
+    replay_size: PositiveInt = 1_000_000  # transitions in the replay buffer, per rank
+    polyak: Fraction = 0.995  # targ = polyak * targ + (1 - polyak) * net
+    lr: NonNegative = 1e-3  # learning rate of the policy, Q and alpha
+    batch_size: PositiveInt = 100  # transitions per gradient step, per rank
+    start_steps: NonNegativeInt = 10_000  # steps of uniformly random actions first, over all ranks
+    update_after: NonNegativeInt = 1000  # environment steps before the first update, over all ranks
+    update_every: PositiveInt = (
+        50  # environment steps between updates, per rank; then as many updates
+    )
+    num_test_episodes: NonNegativeInt = 10  # episodes without noise after each epoch
+    alpha: NonNegative = 0.2  # reward for one nat of entropy; with --autotune, at the start
+    autotune: bool = False  # learn alpha so that the entropy stays near -|A|
 
 
 class MLP:
@@ -85,8 +96,16 @@ class MLP:
         return tf.matmul(x, w_out, transpose_b=True) + b_out
 
 
+def mlp_numpy(params, x):
+    """Compute the same for one observation in NumPy: twenty times faster than through a session."""
+    *hidden, w_out, b_out = params
+    for w, b in zip(hidden[::2], hidden[1::2]):
+        x = np.maximum(w @ x + b, 0)
+    return w_out @ x + b_out
+
+
 class Policy:
-    """pi(a|o): a Gaussian from an MLP, its tanh stretched to the bounds of each action."""
+    """pi(a|o): a Gaussian from an MLP and a tanh, stretched to the bounds of each action."""
 
     def __init__(self, name, obs_dim, action_space, hidden_sizes, rng):
         low, high = action_space.low, action_space.high
@@ -96,7 +115,7 @@ class Policy:
         self.params = [self.center, self.half_range, *self.net.params]
 
     def dist(self, o):
-        mu, log_std = tf.split(self.net(o), 2, -1)
+        mu, log_std = tf.split(self.net(o), 2, axis=1)
         return mu, tf.clip_by_value(log_std, -20, 2)  # both [B, n]
 
     def __call__(self, o, noise):
@@ -105,11 +124,26 @@ class Policy:
         # log N(u; mu, std) - log(1 - tanh(u)^2), the latter in a form that stays finite
         logp = -(0.5 * noise**2 + log_std + 0.5 * np.log(2 * np.pi))
         logp = logp - 2 * (np.log(2) - u - tf.nn.softplus(-2 * u))
-        return self.center + self.half_range * tf.tanh(u), tf.reduce_sum(logp, 1)  # [B, n] and [B]
+        logp = tf.reduce_sum(logp, 1)
+        return self.center + self.half_range * tf.tanh(u), logp  # [B, n] and [B]
+
+    @staticmethod
+    def dist_numpy(params, o):
+        _, _, *layers = params
+        mu, log_std = np.split(mlp_numpy(layers, o), 2)
+        return mu, log_std.clip(-20, 2)
+
+    @classmethod
+    def act(cls, params, o, rng=None):
+        """Draw an action in NumPy; without rng, squash the mean."""
+        (u, log_std), (center, half_range) = cls.dist_numpy(params, o), params[:2]
+        if rng is not None:
+            u = u + np.exp(log_std) * rng.standard_normal(u.size, np.float32)
+        return center + half_range * np.tanh(u)
 
 
 class QFunction:
-    """Q(o, a): the return to expect after action a."""
+    """Q(o, a): the expected return after action a."""
 
     def __init__(self, name, obs_dim, action_space, hidden_sizes, rng):
         self.net = MLP(name, [obs_dim + action_space.shape[0], *hidden_sizes, 1], rng)
@@ -120,25 +154,8 @@ class QFunction:
         return tf.squeeze(q, 1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
-def dist_numpy(params, o):
-    """Compute pi.dist for one observation in NumPy: much faster than through a framework."""
-    _, _, *layers = params
-    for w, b in zip(layers[:-2:2], layers[1:-2:2]):
-        o = np.maximum(w @ o + b, 0)
-    mu, log_std = np.split(layers[-2] @ o + layers[-1], 2)
-    return mu, log_std.clip(-20, 2)
-
-
-def act(params, o, rng=None):
-    """Draw an action in NumPy; without rng, take the squashed mean."""
-    (u, log_std), (center, half_range) = dist_numpy(params, o), params[:2]
-    if rng is not None:
-        u = u + np.exp(log_std) * rng.standard_normal(u.size, np.float32)
-    return center + half_range * np.tanh(u)
-
-
 class ReplayBuffer:
-    """The last transitions, as many as fit; memory is taken only as they come in."""
+    """The most recent transitions; memory is used only as they come in."""
 
     def __init__(self, obs_dim, act_dim, size):
         self.o, self.o2 = np.zeros((2, size, obs_dim), np.float32)
@@ -157,18 +174,13 @@ class ReplayBuffer:
         return self.o[i], self.a[i], self.r[i], self.o2[i], self.d[i]
 
 
-def main(args):
-    """Train and return the run's folder."""
+def train(args, run):
     # Set-up
-    check_args(args)
-    tf.reset_default_graph()
-    env, test_env = (make_env(args.env_id, args.max_ep_len, (Box,)) for _ in range(2))
-    local_steps = per_rank(args.steps_per_epoch)
+    env, test_env = (make_env(args.env_id, args.max_ep_len, bounded_actions=True) for _ in range(2))
     low, high = env.action_space.low, env.action_space.high
-    if not np.isfinite(high - low).all():
-        fail(f"{args.env_id} has actions {env.action_space}, where this script needs finite bounds")
+    local_steps = args.steps_per_epoch // num_procs()
 
-    # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
+    # The only randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
@@ -179,88 +191,104 @@ def main(args):
     q2 = QFunction("q2", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     q1_targ = QFunction("q1_targ", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     q2_targ = QFunction("q2_targ", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
-    pairs = list(zip(q1_targ.params + q2_targ.params, q1.params + q2.params))
-    log_alpha = tf.get_variable("log_alpha", initializer=tf.math.log(float(args.alpha)))
+    params, targets = q1.params + q2.params, q1_targ.params + q2_targ.params
+    log_alpha = tf.get_variable("log_alpha", initializer=np.log(np.float32(args.alpha)))
+    pi_optimizer = MpiAdamOptimizer(pi.net.params, args.lr)
+    q_optimizer = MpiAdamOptimizer(q1.params + q2.params, args.lr)
+    alpha_optimizer = MpiAdamOptimizer([log_alpha], args.lr)
+    sess = make_session(args.threads)
+    sess.run([x_targ.assign(x) for x_targ, x in zip(targets, params)])
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
-    # Losses
-    o_ph, o2_ph = (tf.placeholder(tf.float32, [None, obs_dim]) for _ in range(2))
-    r_ph, d_ph = (tf.placeholder(tf.float32, [None]) for _ in range(2))
-    a_ph, noise_ph, noise2_ph = (tf.placeholder(tf.float32, [None, act_dim]) for _ in range(3))
+    # Update: one batch; a burst of them is one graph
+    def update(o, a, r, o2, d, noise, noise2):
+        alpha = tf.exp(log_alpha)
+        a2, logp2 = pi(o2, noise2)
+        q_targ = q1_targ(o2, a2)
+        q_targ = tf.minimum(q_targ, q2_targ(o2, a2))
+        backup = tf.stop_gradient(r + args.gamma * (1 - d) * (q_targ - alpha * logp2))
 
-    alpha = tf.exp(log_alpha)
-    a2, logp2 = pi(o2_ph, noise2_ph)
-    q_targ = tf.minimum(q1_targ(o2_ph, a2), q2_targ(o2_ph, a2))
-    backup = r_ph + args.gamma * (1 - d_ph) * (q_targ - alpha * logp2)
-    q1_vals, q2_vals = q1(o_ph, a_ph), q2(o_ph, a_ph)
-    loss_q = tf.reduce_mean((q1_vals - backup) ** 2) + tf.reduce_mean((q2_vals - backup) ** 2)
-    q_info = {"Q1Vals": q1_vals, "Q2Vals": q2_vals}
+        q1_vals = q1(o, a)
+        loss_q = tf.reduce_mean((q1_vals - backup) ** 2)
+        q2_vals = q2(o, a)
+        loss_q = loss_q + tf.reduce_mean((q2_vals - backup) ** 2)
+        q_optimizer.minimize(loss_q)
 
-    # Update: the whole of it is one run of the session, its parts in this order
-    train_q = MpiAdamOptimizer(args.lr).minimize(loss_q, q1.params + q2.params)
-
-    with tf.control_dependencies([train_q]):
-        a, logp = pi(o_ph, noise_ph)
-        q_pi = tf.minimum(q1(o_ph, a), q2(o_ph, a))
+        a, logp = pi(o, noise)
+        q_pi = tf.minimum(q1(o, a), q2(o, a))
         loss_pi = tf.reduce_mean(alpha * logp - q_pi)
-        train_pi = MpiAdamOptimizer(args.lr).minimize(loss_pi, pi.net.params)
-    pi_info = {"LogPi": logp, "Alpha": alpha}
+        pi_optimizer.minimize(loss_pi)
 
-    with tf.control_dependencies([train_pi]):
-        loss_alpha = -tf.reduce_mean(log_alpha * (logp - act_dim))
-        train_alpha = MpiAdamOptimizer(args.lr).minimize(loss_alpha, [log_alpha])
+        if args.autotune:
+            loss_alpha = -tf.reduce_mean(log_alpha * (tf.stop_gradient(logp) - act_dim))
+            alpha_optimizer.minimize(loss_alpha)
 
-    with tf.control_dependencies([train_pi]):
-        update_targets = [t.assign_add((1 - args.polyak) * (p - t)) for t, p in pairs]
+        for x_targ, x in zip(targets, params):
+            x_targ.assign_add((1 - args.polyak) * (x - x_targ))
+        stats = {"LossQ": loss_q, "Q1Vals": q1_vals, "LossPi": loss_pi, "Q2Vals": q2_vals}
+        return stats | {"LogPi": logp, "Alpha": alpha}
 
-    mode = pi(o_ph, tf.zeros([1, act_dim]))[0]
-    sess = make_session(args.threads)
-    sess.run(sync_all_params())
-    sess.run([t.assign(p) for t, p in pairs])
-    model = Model(sess, {"x": o_ph, "a": a_ph}, {"pi": mode, "q1": q1_vals, "q2": q2_vals})
+    # Session: placeholders for the model and for a burst of batches, [n, B, ...]
+    x = tf.placeholder(tf.float32, [None, obs_dim])
+    a = tf.placeholder(tf.float32, [None, act_dim])
+    outputs = {"pi": pi(x, tf.zeros([1, act_dim]))[0], "q1": q1(x, a), "q2": q2(x, a)}
+    model = Model(sess, {"x": x, "a": a}, outputs)
+    o, o2 = (tf.placeholder(tf.float32, [None, args.batch_size, obs_dim]) for _ in range(2))
+    r, d = (tf.placeholder(tf.float32, [None, args.batch_size]) for _ in range(2))
+    a, noise, noise2 = (
+        tf.placeholder(tf.float32, [None, args.batch_size, act_dim]) for _ in range(3)
+    )
+    batch = [o, a, r, o2, d, noise, noise2]
+    burst = sess.make_callable(compiled_loop(update, *batch), batch)
 
-    def update():
-        o, a, r, o2, d = buf.sample_batch(args.batch_size, rng)
-        noise, noise2 = rng.standard_normal((2, *a.shape), np.float32)
-        inputs = {o_ph: o, a_ph: a, r_ph: r, o2_ph: o2, d_ph: d}
-        inputs |= {noise_ph: noise, noise2_ph: noise2}
-        ops = {"LossQ": loss_q, **q_info, "LossPi": loss_pi, **pi_info}
-        train = [update_targets, train_alpha] if args.autotune else update_targets
-        logger.store(**sess.run([ops, train], inputs)[0])
+    def update_burst():
+        batches = []
+        for _ in range(args.update_every):
+            batch = buf.sample_batch(args.batch_size, rng)
+            noise, noise2 = rng.standard_normal((2, *batch[1].shape), np.float32)
+            batches.append((*batch, noise, noise2))
+        stats = burst(*map(np.stack, zip(*batches)))
+        logger.store(**stats)
 
-    # Act in NumPy, on a copy of the network's parameters, taken after each update
-    pi_params = sess.run(pi.params)
+    # Act in NumPy, on a copy of the policy's parameters
+    def get_pi_params():
+        return sess.run(pi.params)
+
+    # The NumPy policy must be the same function as the network
     o = weights_rng.standard_normal(obs_dim, np.float32)
-    for x, y in zip(dist_numpy(pi_params, o), sess.run(pi.dist(o[None])), strict=True):
+    for x, y in zip(pi.dist_numpy(get_pi_params(), o), sess.run(pi.dist(o[None])), strict=True):
         if not np.allclose(x, y, atol=1e-4):
-            fail("dist_numpy and pi.dist disagree: change dist_numpy as the network was changed")
+            raise SidespinError("mlp_numpy or dist_numpy differs from mlp or dist: change both")
 
-    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # an episode may not end
+    # Test without noise
+    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # it may never end
 
     def test_agent():
         for i in range(proc_id(), args.num_test_episodes, num_procs()):
             o, ep_ret, ep_len, over = test_env.reset(seed=i)[0], 0.0, 0, False
             while not over:
-                o, r, d, truncated, _ = test_env.step(act(pi_params, o).clip(low, high))
+                o, r, d, truncated, _ = test_env.step(pi.act(pi_params, o).clip(low, high))
                 ep_ret, ep_len = ep_ret + r, ep_len + 1
                 over = d or truncated or ep_len == test_limit
             logger.store(TestEpRet=ep_ret, TestEpLen=ep_len)
 
-    # All that --resume needs
-    logger = EpochLogger(args, __file__)
-    checkpoint = Checkpoint(logger, model, rng, env, buf)
+    # Logs and checkpoints
+    logger = EpochLogger(
+        run, "EpRet* TestEpRet* EpLen TestEpLen Q1Vals* Q2Vals* LogPi* Alpha LossPi LossQ"
+    )
+    checkpoint = Checkpoint(run, State(sess), rng, env, buf)
 
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
     first_epoch, o, ep_ret, ep_len = checkpoint.restore(o, ep_ret, ep_len)
-    pi_params = sess.run(pi.params)
+    pi_params = get_pi_params()
     for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
-            steps = epoch * local_steps + t + 1  # of this rank, with the one to come
+            steps = epoch * local_steps + t + 1  # on this rank, including the one to come
             if steps * num_procs() <= args.start_steps:
                 a = rng.uniform(low, high).astype(np.float32)
             else:
-                a = act(pi_params, o, rng).clip(low, high)
+                a = pi.act(pi_params, o, rng).clip(low, high)
             o2, r, d, truncated, _ = env.step(a)
             buf.store(o, a, r, o2, d)
             o, ep_ret, ep_len = o2, ep_ret + r, ep_len + 1
@@ -268,33 +296,24 @@ def main(args):
                 logger.store(EpRet=ep_ret, EpLen=ep_len)
                 o, ep_ret, ep_len = env.reset()[0], 0.0, 0
             if steps * num_procs() >= args.update_after and steps % args.update_every == 0:
-                for _ in range(args.update_every):
-                    update()
-                pi_params = sess.run(pi.params)
+                update_burst()
+                pi_params = get_pi_params()
             logger.progress(epoch, t, local_steps)
 
         test_agent()
 
-        logger.log_tabular("Epoch", epoch)
-        logger.log_tabular("EpRet", with_min_and_max=True)
-        logger.log_tabular("TestEpRet", with_min_and_max=True)
-        logger.log_tabular("EpLen", average_only=True)
-        logger.log_tabular("TestEpLen", average_only=True)
-        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * args.steps_per_epoch)
-        logger.log_tabular("Q1Vals", with_min_and_max=True)
-        logger.log_tabular("Q2Vals", with_min_and_max=True)
-        logger.log_tabular("LogPi", with_min_and_max=True)
-        logger.log_tabular("Alpha", average_only=True)
-        logger.log_tabular("LossPi", average_only=True)
-        logger.log_tabular("LossQ", average_only=True)
-        logger.dump_tabular()
+        logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model, epoch if args.keep_models else None)
-            checkpoint.save(epoch + 1)
-    return logger.folder
+            save_model(run, model, epoch)
+            checkpoint.save(epoch + 1, o, ep_ret, ep_len)
+
+
+def main(args):
+    """Train and return the run's folder."""
+    with tf.Graph().as_default(), Run(args, __file__) as run:
+        train(args, run)
+    return run.folder
 
 
 if __name__ == "__main__":
-    args = parse_args(Args, __doc__)
-    mpi_fork(args.cpu)
-    main(args)
+    launch(main, Args)

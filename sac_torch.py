@@ -1,14 +1,15 @@
 """Soft Actor-Critic (SAC), in PyTorch.
 
 The idea: reward the policy for being random, so that it keeps exploring and Q stays smooth. The
-policy is a Gaussian squashed by tanh; alpha is what a nat of entropy is worth in reward:
+policy is a Gaussian squashed by tanh; alpha is the reward for one nat of entropy:
 
     a2      ~ pi(.|o2)
     backup  = r + gamma (1 - d) ( min( Q1_targ(o2, a2), Q2_targ(o2, a2) ) - alpha log pi(a2|o2) )
     loss_q  = mean( (Q1(o, a) - backup)^2 ) + mean( (Q2(o, a) - backup)^2 )
     loss_pi = mean( alpha log pi(a|o) - min( Q1(o, a), Q2(o, a) ) ),   a = f(o, noise) ~ pi(.|o)
 
-With --autotune, alpha is learned so that the entropy stays near -|A|:
+With --autotune, alpha is learned so that the entropy stays near -|A|, where |A| is the number of
+action dimensions:
 
     loss_alpha = -log alpha mean( log pi(a|o) - |A| )
 
@@ -26,52 +27,49 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 from torch import nn
 from torch.nn import functional as F
 
-from common.args import check_args, parse_args
+from common.args import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from common.checkpoint import Checkpoint
 from common.env import make_env
+from common.errors import SidespinError
+from common.launch import launch
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
-from common.torch_utils import (
-    State,
-    flat_params,
-    mpi_avg_grads,
-    save_model,
-    setup_pytorch_for_mpi,
-    sync_params,
-)
+from common.mpi import num_procs, proc_id
+from common.run import Run
+from common.torch_utils import State, mpi_avg_grads, save_model, sync_params
 
 
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: int = 0  # seed of the weights, the noise and the environment
-    epochs: int = 50  # number of epochs
-    steps_per_epoch: int = 4000  # environment steps an epoch, over all ranks together
-    max_ep_len: int | None = None  # cut episodes at this length; None: the environment's own limit
-    hidden_sizes: tuple[int, ...] = (256, 256)  # units of each hidden layer
-    gamma: float = 0.99  # discount factor
-    cpu: int = 1  # start the script under mpirun with this many ranks
-    threads: int = 1  # threads a rank
+    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    epochs: PositiveInt = 50  # number of epochs
+    steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
+    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    hidden_sizes: tuple[PositiveInt, ...] = (256, 256)  # units per hidden layer
+    gamma: Fraction = 0.99  # discount factor
+    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    threads: PositiveInt = 1  # threads per rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
-    save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
-    resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
+    save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
+    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
     keep_models: bool = False  # keep the model of every save, for play.py --itr
-    replay_size: int = 1_000_000  # transitions that the replay buffer of a rank holds
-    polyak: float = 0.995  # how much of itself a target network keeps in an update
-    lr: float = 1e-3  # learning rate of the policy, Q and alpha
-    batch_size: int = 100  # transitions a rank samples for an update
-    start_steps: int = 10_000  # steps of uniformly random actions at first, over all ranks
-    update_after: int = 1000  # steps before the first update, over all ranks
-    update_every: int = 50  # steps of a rank between bursts of as many updates
-    num_test_episodes: int = 10  # episodes without noise to test the policy after each epoch
-    alpha: float = 0.2  # what a nat of entropy is worth; with --autotune, at the start
-    autotune: bool = False  # learn alpha, so that the entropy stays near -|A|
+    replay_size: PositiveInt = 1_000_000  # transitions in the replay buffer, per rank
+    polyak: Fraction = 0.995  # targ = polyak * targ + (1 - polyak) * net
+    lr: NonNegative = 1e-3  # learning rate of the policy, Q and alpha
+    batch_size: PositiveInt = 100  # transitions per gradient step, per rank
+    start_steps: NonNegativeInt = 10_000  # steps of uniformly random actions first, over all ranks
+    update_after: NonNegativeInt = 1000  # environment steps before the first update, over all ranks
+    update_every: PositiveInt = (
+        50  # environment steps between updates, per rank; then as many updates
+    )
+    num_test_episodes: NonNegativeInt = 10  # episodes without noise after each epoch
+    alpha: NonNegative = 0.2  # reward for one nat of entropy; with --autotune, at the start
+    autotune: bool = False  # learn alpha so that the entropy stays near -|A|
 
 
 def mlp(sizes, rng):
@@ -84,8 +82,16 @@ def mlp(sizes, rng):
     return nn.Sequential(*layers[:-1])
 
 
+def mlp_numpy(params, x):
+    """Compute the same for one observation in NumPy: three times faster than through PyTorch."""
+    *hidden, w_out, b_out = params
+    for w, b in zip(hidden[::2], hidden[1::2]):
+        x = np.maximum(w @ x + b, 0)
+    return w_out @ x + b_out
+
+
 class Policy(nn.Module):
-    """pi(a|o): a Gaussian from an MLP, its tanh stretched to the bounds of each action."""
+    """pi(a|o): a Gaussian from an MLP and a tanh, stretched to the bounds of each action."""
 
     def __init__(self, obs_dim, action_space, hidden_sizes, rng):
         super().__init__()
@@ -106,9 +112,23 @@ class Policy(nn.Module):
         logp = logp - 2 * (np.log(2) - u - F.softplus(-2 * u))
         return self.center + self.half_range * torch.tanh(u), logp.sum(1)  # [B, n] and [B]
 
+    @staticmethod
+    def dist_numpy(params, o):
+        _, _, *layers = params
+        mu, log_std = np.split(mlp_numpy(layers, o), 2)
+        return mu, log_std.clip(-20, 2)
+
+    @classmethod
+    def act(cls, params, o, rng=None):
+        """Draw an action in NumPy; without rng, squash the mean."""
+        (u, log_std), (center, half_range) = cls.dist_numpy(params, o), params[:2]
+        if rng is not None:
+            u = u + np.exp(log_std) * rng.standard_normal(u.size, np.float32)
+        return center + half_range * np.tanh(u)
+
 
 class QFunction(nn.Module):
-    """Q(o, a): the return to expect after action a."""
+    """Q(o, a): the expected return after action a."""
 
     def __init__(self, obs_dim, action_space, hidden_sizes, rng):
         super().__init__()
@@ -118,25 +138,8 @@ class QFunction(nn.Module):
         return self.net(torch.cat([o, a], 1)).squeeze(1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
-def dist_numpy(params, o):
-    """Compute pi.dist for one observation in NumPy: much faster than through a framework."""
-    _, _, *layers = params
-    for w, b in zip(layers[:-2:2], layers[1:-2:2]):
-        o = np.maximum(w @ o + b, 0)
-    mu, log_std = np.split(layers[-2] @ o + layers[-1], 2)
-    return mu, log_std.clip(-20, 2)
-
-
-def act(params, o, rng=None):
-    """Draw an action in NumPy; without rng, take the squashed mean."""
-    (u, log_std), (center, half_range) = dist_numpy(params, o), params[:2]
-    if rng is not None:
-        u = u + np.exp(log_std) * rng.standard_normal(u.size, np.float32)
-    return center + half_range * np.tanh(u)
-
-
 class ReplayBuffer:
-    """The last transitions, as many as fit; memory is taken only as they come in."""
+    """The most recent transitions; memory is used only as they come in."""
 
     def __init__(self, obs_dim, act_dim, size):
         self.o, self.o2 = np.zeros((2, size, obs_dim), np.float32)
@@ -155,18 +158,14 @@ class ReplayBuffer:
         return self.o[i], self.a[i], self.r[i], self.o2[i], self.d[i]
 
 
-def main(args):
-    """Train and return the run's folder."""
+def train(args, run):
     # Set-up
-    check_args(args)
-    setup_pytorch_for_mpi(args.threads)
-    env, test_env = (make_env(args.env_id, args.max_ep_len, (Box,)) for _ in range(2))
-    local_steps = per_rank(args.steps_per_epoch)
+    torch.set_num_threads(args.threads)
+    env, test_env = (make_env(args.env_id, args.max_ep_len, bounded_actions=True) for _ in range(2))
     low, high = env.action_space.low, env.action_space.high
-    if not np.isfinite(high - low).all():
-        fail(f"{args.env_id} has actions {env.action_space}, where this script needs finite bounds")
+    local_steps = args.steps_per_epoch // num_procs()
 
-    # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
+    # The only randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
@@ -181,100 +180,94 @@ def main(args):
     targets = copy.deepcopy(q)
     q1_targ, q2_targ = targets.values()
     log_alpha = nn.ParameterList([torch.tensor(float(args.alpha)).log()])
-    flat_pi, flat_q, flat_alpha = map(flat_params, (pi, q, log_alpha))
-    flat_targ = flat_params(targets)
-    pi_optimizer = torch.optim.Adam([flat_pi], args.lr, fused=True)
-    q_optimizer = torch.optim.Adam([flat_q], args.lr, fused=True)
-    alpha_optimizer = torch.optim.Adam([flat_alpha], args.lr, fused=True)
+    pi_optimizer = torch.optim.Adam(pi.parameters(), lr=args.lr, fused=True)
+    q_optimizer = torch.optim.Adam(q.parameters(), lr=args.lr, fused=True)
+    alpha_optimizer = torch.optim.Adam(log_alpha, lr=args.lr, fused=True)
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
-    # Losses
-    def compute_loss_q(o, a, r, o2, d, noise2):
-        with torch.no_grad():
-            a2, logp2 = pi(o2, noise2)
-            q_targ = torch.min(q1_targ(o2, a2), q2_targ(o2, a2))
-            backup = r + args.gamma * (1 - d) * (q_targ - log_alpha[0].exp() * logp2)
-        q1_vals, q2_vals = q1(o, a), q2(o, a)
-        loss_q = ((q1_vals - backup) ** 2).mean() + ((q2_vals - backup) ** 2).mean()
-        return loss_q, {"Q1Vals": q1_vals.detach(), "Q2Vals": q2_vals.detach()}
-
-    def compute_loss_pi(o, noise):
-        a, logp = pi(o, noise)
-        q_pi = torch.min(q1(o, a), q2(o, a))
-        alpha = log_alpha[0].exp().detach()
-        return (alpha * logp - q_pi).mean(), {"LogPi": logp.detach(), "Alpha": alpha}
-
     # Update
-    def update_q(o, a, r, o2, d, noise2):
-        loss_q, info = compute_loss_q(o, a, r, o2, d, noise2)
-        flat_q.grad.zero_()
-        loss_q.backward()
-        mpi_avg_grads(flat_q)
-        q_optimizer.step()
-        logger.store(LossQ=loss_q.item(), **info)
-
-    def update_pi(o, noise):
-        loss_pi, info = compute_loss_pi(o, noise)
-        flat_pi.grad.zero_()
-        loss_pi.backward(inputs=list(pi.parameters()))  # no work for gradients of Q's parameters
-        mpi_avg_grads(flat_pi)
-        pi_optimizer.step()
-        logger.store(LossPi=loss_pi.item(), **info)
-        return info["LogPi"]
-
-    def update_alpha(logp):
-        loss_alpha = -(log_alpha[0] * (logp - act_dim)).mean()
-        flat_alpha.grad.zero_()
-        loss_alpha.backward()
-        mpi_avg_grads(flat_alpha)
-        alpha_optimizer.step()
-
-    @torch.no_grad()
-    def update_targets():
-        flat_targ.lerp_(flat_q, 1 - args.polyak)
-
     def update():
         o, a, r, o2, d = map(torch.as_tensor, buf.sample_batch(args.batch_size, rng))
         noise, noise2 = torch.as_tensor(rng.standard_normal((2, *a.shape), np.float32))
-        update_q(o, a, r, o2, d, noise2)
-        logp = update_pi(o, noise)
+        with torch.no_grad():
+            alpha = log_alpha[0].exp()
+            a2, logp2 = pi(o2, noise2)
+            q_targ = q1_targ(o2, a2)
+            q_targ = torch.min(q_targ, q2_targ(o2, a2))
+            backup = r + args.gamma * (1 - d) * (q_targ - alpha * logp2)
+
+        q1_vals = q1(o, a)
+        loss_q = ((q1_vals - backup) ** 2).mean()
+        q2_vals = q2(o, a)
+        loss_q = loss_q + ((q2_vals - backup) ** 2).mean()
+        q_optimizer.zero_grad()
+        loss_q.backward()
+        mpi_avg_grads(q_optimizer)
+        q_optimizer.step()
+        logger.store(LossQ=loss_q, Q1Vals=q1_vals)
+        logger.store(Q2Vals=q2_vals)
+
+        a, logp = pi(o, noise)
+        q_pi = torch.min(q1(o, a), q2(o, a))
+        loss_pi = (alpha * logp - q_pi).mean()
+        pi_optimizer.zero_grad()
+        loss_pi.backward(inputs=list(pi.parameters()))  # no gradients for Q's parameters
+        mpi_avg_grads(pi_optimizer)
+        pi_optimizer.step()
+        logger.store(LossPi=loss_pi)
+        logger.store(LogPi=logp, Alpha=alpha)
+
         if args.autotune:
-            update_alpha(logp)
-        update_targets()
+            loss_alpha = -(log_alpha[0] * (logp.detach() - act_dim)).mean()
+            alpha_optimizer.zero_grad()
+            loss_alpha.backward()
+            mpi_avg_grads(alpha_optimizer)
+            alpha_optimizer.step()
 
-    # Act in NumPy, on arrays that share the memory of the network's parameters
-    pi_params = [x.numpy() for x in pi.state_dict().values()]
+        with torch.no_grad():
+            for x_targ, x in zip(targets.parameters(), q.parameters()):
+                x_targ.lerp_(x, 1 - args.polyak)  # targ = polyak * targ + (1 - polyak) * net
+
+    # Act in NumPy, on arrays that share the memory of the policy's parameters
+    def get_pi_params():
+        return [x.numpy() for x in pi.state_dict().values()]
+
+    # The NumPy policy must be the same function as the network
     o = weights_rng.standard_normal(obs_dim, np.float32)
-    for x, y in zip(dist_numpy(pi_params, o), pi.dist(torch.as_tensor(o)), strict=True):
-        if not np.allclose(x, y.detach(), atol=1e-4):
-            fail("dist_numpy and pi.dist disagree: change dist_numpy as the network was changed")
+    for x, y in zip(pi.dist_numpy(get_pi_params(), o), pi.dist(torch.as_tensor(o)), strict=True):
+        if not np.allclose(x, y.detach().numpy(), atol=1e-4):
+            raise SidespinError("mlp_numpy or dist_numpy differs from mlp or dist: change both")
 
-    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # an episode may not end
+    # Test without noise
+    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # it may never end
 
     def test_agent():
         for i in range(proc_id(), args.num_test_episodes, num_procs()):
             o, ep_ret, ep_len, over = test_env.reset(seed=i)[0], 0.0, 0, False
             while not over:
-                o, r, d, truncated, _ = test_env.step(act(pi_params, o).clip(low, high))
+                o, r, d, truncated, _ = test_env.step(pi.act(pi_params, o).clip(low, high))
                 ep_ret, ep_len = ep_ret + r, ep_len + 1
                 over = d or truncated or ep_len == test_limit
             logger.store(TestEpRet=ep_ret, TestEpLen=ep_len)
 
-    # All that --resume needs
-    logger = EpochLogger(args, __file__)
+    # Logs and checkpoints
+    logger = EpochLogger(
+        run, "EpRet* TestEpRet* EpLen TestEpLen Q1Vals* Q2Vals* LogPi* Alpha LossPi LossQ"
+    )
     state = State(model, targets, log_alpha, pi_optimizer, q_optimizer, alpha_optimizer)
-    checkpoint = Checkpoint(logger, state, rng, env, buf)
+    checkpoint = Checkpoint(run, state, rng, env, buf)
 
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
     first_epoch, o, ep_ret, ep_len = checkpoint.restore(o, ep_ret, ep_len)
+    pi_params = get_pi_params()
     for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
-            steps = epoch * local_steps + t + 1  # of this rank, with the one to come
+            steps = epoch * local_steps + t + 1  # on this rank, including the one to come
             if steps * num_procs() <= args.start_steps:
                 a = rng.uniform(low, high).astype(np.float32)
             else:
-                a = act(pi_params, o, rng).clip(low, high)
+                a = pi.act(pi_params, o, rng).clip(low, high)
             o2, r, d, truncated, _ = env.step(a)
             buf.store(o, a, r, o2, d)
             o, ep_ret, ep_len = o2, ep_ret + r, ep_len + 1
@@ -284,30 +277,23 @@ def main(args):
             if steps * num_procs() >= args.update_after and steps % args.update_every == 0:
                 for _ in range(args.update_every):
                     update()
+                pi_params = get_pi_params()
             logger.progress(epoch, t, local_steps)
 
         test_agent()
 
-        logger.log_tabular("Epoch", epoch)
-        logger.log_tabular("EpRet", with_min_and_max=True)
-        logger.log_tabular("TestEpRet", with_min_and_max=True)
-        logger.log_tabular("EpLen", average_only=True)
-        logger.log_tabular("TestEpLen", average_only=True)
-        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * args.steps_per_epoch)
-        logger.log_tabular("Q1Vals", with_min_and_max=True)
-        logger.log_tabular("Q2Vals", with_min_and_max=True)
-        logger.log_tabular("LogPi", with_min_and_max=True)
-        logger.log_tabular("Alpha", average_only=True)
-        logger.log_tabular("LossPi", average_only=True)
-        logger.log_tabular("LossQ", average_only=True)
-        logger.dump_tabular()
+        logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model, epoch if args.keep_models else None)
-            checkpoint.save(epoch + 1)
-    return logger.folder
+            save_model(run, model, epoch)
+            checkpoint.save(epoch + 1, o, ep_ret, ep_len)
+
+
+def main(args):
+    """Train and return the run's folder."""
+    with Run(args, __file__) as run:
+        train(args, run)
+    return run.folder
 
 
 if __name__ == "__main__":
-    args = parse_args(Args, __doc__)
-    mpi_fork(args.cpu)
-    main(args)
+    launch(main, Args)

@@ -1,8 +1,8 @@
 """Twin Delayed DDPG (TD3), in PyTorch.
 
-The idea: DDPG's policy seeks out the actions whose Q is too high. Three cures: learn two Qs and
-believe the lower one, blur the target action with clipped noise so that Q has no sharp peaks, and
-update policy and targets only once every policy_delay updates of the Qs:
+The idea: DDPG's policy seeks out actions whose Q is too high. Three cures: learn two Qs and believe
+the lower one; blur the target action with clipped noise, so that Q has no sharp peaks; and update
+the policy and the targets only once per policy_delay updates of the Qs:
 
     a2      = clip( pi_targ(o2) + clip(target_noise eps, -noise_clip, noise_clip), low, high )
     backup  = r + gamma (1 - d) min( Q1_targ(o2, a2), Q2_targ(o2, a2) )
@@ -23,54 +23,51 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 from torch import nn
 
-from common.args import check_args, parse_args
+from common.args import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from common.checkpoint import Checkpoint
 from common.env import make_env
+from common.errors import SidespinError
+from common.launch import launch
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, num_procs, per_rank, proc_id
-from common.torch_utils import (
-    State,
-    flat_params,
-    mpi_avg_grads,
-    save_model,
-    setup_pytorch_for_mpi,
-    sync_params,
-)
+from common.mpi import num_procs, proc_id
+from common.run import Run
+from common.torch_utils import State, mpi_avg_grads, save_model, sync_params
 
 
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: int = 0  # seed of the weights, the noise and the environment
-    epochs: int = 50  # number of epochs
-    steps_per_epoch: int = 4000  # environment steps an epoch, over all ranks together
-    max_ep_len: int | None = None  # cut episodes at this length; None: the environment's own limit
-    hidden_sizes: tuple[int, ...] = (256, 256)  # units of each hidden layer
-    gamma: float = 0.99  # discount factor
-    cpu: int = 1  # start the script under mpirun with this many ranks
-    threads: int = 1  # threads a rank
+    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    epochs: PositiveInt = 50  # number of epochs
+    steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
+    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    hidden_sizes: tuple[PositiveInt, ...] = (256, 256)  # units per hidden layer
+    gamma: Fraction = 0.99  # discount factor
+    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    threads: PositiveInt = 1  # threads per rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
-    save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
-    resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
+    save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
+    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
     keep_models: bool = False  # keep the model of every save, for play.py --itr
-    replay_size: int = 1_000_000  # transitions that the replay buffer of a rank holds
-    polyak: float = 0.995  # how much of itself a target network keeps in an update
-    pi_lr: float = 1e-3  # learning rate of the policy
-    q_lr: float = 1e-3  # learning rate of Q
-    batch_size: int = 100  # transitions a rank samples for an update
-    start_steps: int = 10_000  # steps of uniformly random actions at first, over all ranks
-    update_after: int = 1000  # steps before the first update, over all ranks
-    update_every: int = 50  # steps of a rank between bursts of as many updates
-    num_test_episodes: int = 10  # episodes without noise to test the policy after each epoch
-    act_noise: float = 0.1  # std of the exploration noise, in half-ranges of the action
-    target_noise: float = 0.2  # std of the noise on target actions, in half-ranges
-    noise_clip: float = 0.5  # limit of the noise on target actions, in half-ranges
-    policy_delay: int = 2  # updates of the Qs for one of the policy and the targets
+    replay_size: PositiveInt = 1_000_000  # transitions in the replay buffer, per rank
+    polyak: Fraction = 0.995  # targ = polyak * targ + (1 - polyak) * net
+    pi_lr: NonNegative = 1e-3  # learning rate of the policy
+    q_lr: NonNegative = 1e-3  # learning rate of Q
+    batch_size: PositiveInt = 100  # transitions per gradient step, per rank
+    start_steps: NonNegativeInt = 10_000  # steps of uniformly random actions first, over all ranks
+    update_after: NonNegativeInt = 1000  # environment steps before the first update, over all ranks
+    update_every: PositiveInt = (
+        50  # environment steps between updates, per rank; then as many updates
+    )
+    num_test_episodes: NonNegativeInt = 10  # episodes without noise after each epoch
+    act_noise: NonNegative = 0.1  # std of the exploration noise, in half-ranges of the action
+    target_noise: NonNegative = 0.2  # std of the noise on target actions, in half-ranges
+    noise_clip: NonNegative = 0.5  # limit of the noise on target actions, in half-ranges
+    policy_delay: PositiveInt = 2  # updates of the Qs per update of the policy and the targets
 
 
 def mlp(sizes, rng):
@@ -83,8 +80,16 @@ def mlp(sizes, rng):
     return nn.Sequential(*layers[:-1])
 
 
+def mlp_numpy(params, x):
+    """Compute the same for one observation in NumPy: three times faster than through PyTorch."""
+    *hidden, w_out, b_out = params
+    for w, b in zip(hidden[::2], hidden[1::2]):
+        x = np.maximum(w @ x + b, 0)
+    return w_out @ x + b_out
+
+
 class Policy(nn.Module):
-    """pi(o): an MLP, its tanh stretched to the bounds of each action."""
+    """pi(o): an MLP and a tanh, stretched to the bounds of each action."""
 
     def __init__(self, obs_dim, action_space, hidden_sizes, rng):
         super().__init__()
@@ -96,9 +101,18 @@ class Policy(nn.Module):
     def forward(self, o):
         return self.center + self.half_range * torch.tanh(self.net(o))  # [B, n]
 
+    @staticmethod
+    def act(params, o, rng=None, act_noise=0.0):
+        """Compute pi(o) in NumPy; with rng, add noise."""
+        center, half_range, *layers = params
+        a = center + half_range * np.tanh(mlp_numpy(layers, o))
+        if rng is not None:
+            a = a + act_noise * half_range * rng.standard_normal(a.size, np.float32)
+        return a
+
 
 class QFunction(nn.Module):
-    """Q(o, a): the return to expect after action a."""
+    """Q(o, a): the expected return after action a."""
 
     def __init__(self, obs_dim, action_space, hidden_sizes, rng):
         super().__init__()
@@ -108,24 +122,8 @@ class QFunction(nn.Module):
         return self.net(torch.cat([o, a], 1)).squeeze(1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
-def pi_numpy(params, o):
-    """Compute pi for one observation in NumPy: much faster than through a framework."""
-    center, half_range, *layers = params
-    for w, b in zip(layers[:-2:2], layers[1:-2:2]):
-        o = np.maximum(w @ o + b, 0)
-    return center + half_range * np.tanh(layers[-2] @ o + layers[-1])
-
-
-def act(params, o, rng=None, act_noise=0.0):
-    """Take the policy's action in NumPy, plus noise if there is an rng."""
-    a, half_range = pi_numpy(params, o), params[1]
-    if rng is not None:
-        a = a + act_noise * half_range * rng.standard_normal(a.size, np.float32)
-    return a
-
-
 class ReplayBuffer:
-    """The last transitions, as many as fit; memory is taken only as they come in."""
+    """The most recent transitions; memory is used only as they come in."""
 
     def __init__(self, obs_dim, act_dim, size):
         self.o, self.o2 = np.zeros((2, size, obs_dim), np.float32)
@@ -144,18 +142,14 @@ class ReplayBuffer:
         return self.o[i], self.a[i], self.r[i], self.o2[i], self.d[i]
 
 
-def main(args):
-    """Train and return the run's folder."""
+def train(args, run):
     # Set-up
-    check_args(args)
-    setup_pytorch_for_mpi(args.threads)
-    env, test_env = (make_env(args.env_id, args.max_ep_len, (Box,)) for _ in range(2))
-    local_steps = per_rank(args.steps_per_epoch)
+    torch.set_num_threads(args.threads)
+    env, test_env = (make_env(args.env_id, args.max_ep_len, bounded_actions=True) for _ in range(2))
     low, high = env.action_space.low, env.action_space.high
-    if not np.isfinite(high - low).all():
-        fail(f"{args.env_id} has actions {env.action_space}, where this script needs finite bounds")
+    local_steps = args.steps_per_epoch // num_procs()
 
-    # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
+    # The only randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
@@ -169,88 +163,83 @@ def main(args):
     sync_params(model)
     targets = copy.deepcopy(model)
     pi_targ, q1_targ, q2_targ = targets.values()
-    flat_pi, flat_q = flat_params(pi), flat_params(q)
-    flat_targ = flat_params(targets)
-    pi_optimizer = torch.optim.Adam([flat_pi], args.pi_lr, fused=True)
-    q_optimizer = torch.optim.Adam([flat_q], args.q_lr, fused=True)
+    pi_optimizer = torch.optim.Adam(pi.parameters(), lr=args.pi_lr, fused=True)
+    q_optimizer = torch.optim.Adam(q.parameters(), lr=args.q_lr, fused=True)
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
-    # Losses
-    def compute_loss_q(o, a, r, o2, d, noise2):
+    # Update
+    def update(n):
+        o, a, r, o2, d = map(torch.as_tensor, buf.sample_batch(args.batch_size, rng))
+        noise2 = torch.as_tensor(rng.standard_normal(a.shape, np.float32))
         with torch.no_grad():
             a2 = pi_targ(o2)
             noise2 = (args.target_noise * noise2).clamp(-args.noise_clip, args.noise_clip)
             a2 = (a2 + pi.half_range * noise2).clamp(torch.as_tensor(low), torch.as_tensor(high))
-            q_targ = torch.min(q1_targ(o2, a2), q2_targ(o2, a2))
+            q_targ = q1_targ(o2, a2)
+            q_targ = torch.min(q_targ, q2_targ(o2, a2))
             backup = r + args.gamma * (1 - d) * q_targ
-        q1_vals, q2_vals = q1(o, a), q2(o, a)
-        loss_q = ((q1_vals - backup) ** 2).mean() + ((q2_vals - backup) ** 2).mean()
-        return loss_q, {"Q1Vals": q1_vals.detach(), "Q2Vals": q2_vals.detach()}
 
-    def compute_loss_pi(o):
-        return -q1(o, pi(o)).mean()
-
-    # Update
-    def update_q(o, a, r, o2, d, noise2):
-        loss_q, info = compute_loss_q(o, a, r, o2, d, noise2)
-        flat_q.grad.zero_()
+        q1_vals = q1(o, a)
+        loss_q = ((q1_vals - backup) ** 2).mean()
+        q2_vals = q2(o, a)
+        loss_q = loss_q + ((q2_vals - backup) ** 2).mean()
+        q_optimizer.zero_grad()
         loss_q.backward()
-        mpi_avg_grads(flat_q)
+        mpi_avg_grads(q_optimizer)
         q_optimizer.step()
-        logger.store(LossQ=loss_q.item(), **info)
+        logger.store(LossQ=loss_q, Q1Vals=q1_vals)
+        logger.store(Q2Vals=q2_vals)
+        if n % args.policy_delay:
+            return
 
-    def update_pi(o):
-        loss_pi = compute_loss_pi(o)
-        flat_pi.grad.zero_()
-        loss_pi.backward(inputs=list(pi.parameters()))  # no work for gradients of Q's parameters
-        mpi_avg_grads(flat_pi)
+        loss_pi = -q1(o, pi(o)).mean()
+        pi_optimizer.zero_grad()
+        loss_pi.backward(inputs=list(pi.parameters()))  # no gradients for Q's parameters
+        mpi_avg_grads(pi_optimizer)
         pi_optimizer.step()
-        logger.store(LossPi=loss_pi.item())
+        logger.store(LossPi=loss_pi)
 
-    @torch.no_grad()
-    def update_targets():
-        flat_targ.lerp_(torch.cat([flat_pi, flat_q]), 1 - args.polyak)
+        with torch.no_grad():
+            for x_targ, x in zip(targets.parameters(), model.parameters()):
+                x_targ.lerp_(x, 1 - args.polyak)  # targ = polyak * targ + (1 - polyak) * net
 
-    def update(n):
-        o, a, r, o2, d = map(torch.as_tensor, buf.sample_batch(args.batch_size, rng))
-        noise2 = torch.as_tensor(rng.standard_normal(a.shape, np.float32))
-        update_q(o, a, r, o2, d, noise2)
-        if n % args.policy_delay == 0:
-            update_pi(o)
-            update_targets()
+    # Act in NumPy, on arrays that share the memory of the policy's parameters
+    def get_pi_params():
+        return [x.numpy() for x in pi.state_dict().values()]
 
-    # Act in NumPy, on arrays that share the memory of the network's parameters
-    pi_params = [x.numpy() for x in pi.state_dict().values()]
+    # The NumPy policy must be the same function as the network
     o = weights_rng.standard_normal(obs_dim, np.float32)
-    if not np.allclose(pi_numpy(pi_params, o), pi(torch.as_tensor(o)).detach(), atol=1e-4):
-        fail("pi_numpy and pi disagree: change pi_numpy as the network was changed")
+    if not np.allclose(pi.act(get_pi_params(), o), pi(torch.as_tensor(o)).detach(), atol=1e-4):
+        raise SidespinError("mlp_numpy or act differs from mlp or forward: change both")
 
-    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # an episode may not end
+    # Test without noise
+    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # it may never end
 
     def test_agent():
         for i in range(proc_id(), args.num_test_episodes, num_procs()):
             o, ep_ret, ep_len, over = test_env.reset(seed=i)[0], 0.0, 0, False
             while not over:
-                o, r, d, truncated, _ = test_env.step(act(pi_params, o).clip(low, high))
+                o, r, d, truncated, _ = test_env.step(pi.act(pi_params, o).clip(low, high))
                 ep_ret, ep_len = ep_ret + r, ep_len + 1
                 over = d or truncated or ep_len == test_limit
             logger.store(TestEpRet=ep_ret, TestEpLen=ep_len)
 
-    # All that --resume needs
-    logger = EpochLogger(args, __file__)
+    # Logs and checkpoints
+    logger = EpochLogger(run, "EpRet* TestEpRet* EpLen TestEpLen Q1Vals* Q2Vals* LossPi LossQ")
     state = State(model, targets, pi_optimizer, q_optimizer)
-    checkpoint = Checkpoint(logger, state, rng, env, buf)
+    checkpoint = Checkpoint(run, state, rng, env, buf)
 
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
     first_epoch, o, ep_ret, ep_len = checkpoint.restore(o, ep_ret, ep_len)
+    pi_params = get_pi_params()
     for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
-            steps = epoch * local_steps + t + 1  # of this rank, with the one to come
+            steps = epoch * local_steps + t + 1  # on this rank, including the one to come
             if steps * num_procs() <= args.start_steps:
                 a = rng.uniform(low, high).astype(np.float32)
             else:
-                a = act(pi_params, o, rng, args.act_noise).clip(low, high)
+                a = pi.act(pi_params, o, rng, args.act_noise).clip(low, high)
             o2, r, d, truncated, _ = env.step(a)
             buf.store(o, a, r, o2, d)
             o, ep_ret, ep_len = o2, ep_ret + r, ep_len + 1
@@ -258,30 +247,25 @@ def main(args):
                 logger.store(EpRet=ep_ret, EpLen=ep_len)
                 o, ep_ret, ep_len = env.reset()[0], 0.0, 0
             if steps * num_procs() >= args.update_after and steps % args.update_every == 0:
-                for n in range(steps - args.update_every, steps):  # an update for each step
+                for n in range(steps - args.update_every, steps):  # one update per step so far
                     update(n + 1)
+                pi_params = get_pi_params()
             logger.progress(epoch, t, local_steps)
 
         test_agent()
 
-        logger.log_tabular("Epoch", epoch)
-        logger.log_tabular("EpRet", with_min_and_max=True)
-        logger.log_tabular("TestEpRet", with_min_and_max=True)
-        logger.log_tabular("EpLen", average_only=True)
-        logger.log_tabular("TestEpLen", average_only=True)
-        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * args.steps_per_epoch)
-        logger.log_tabular("Q1Vals", with_min_and_max=True)
-        logger.log_tabular("Q2Vals", with_min_and_max=True)
-        logger.log_tabular("LossPi", average_only=True)
-        logger.log_tabular("LossQ", average_only=True)
-        logger.dump_tabular()
+        logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model, epoch if args.keep_models else None)
-            checkpoint.save(epoch + 1)
-    return logger.folder
+            save_model(run, model, epoch)
+            checkpoint.save(epoch + 1, o, ep_ret, ep_len)
+
+
+def main(args):
+    """Train and return the run's folder."""
+    with Run(args, __file__) as run:
+        train(args, run)
+    return run.folder
 
 
 if __name__ == "__main__":
-    args = parse_args(Args, __doc__)
-    mpi_fork(args.cpu)
-    main(args)
+    launch(main, Args)

@@ -1,16 +1,17 @@
 """Trust Region Policy Optimization (TRPO) and natural policy gradient, in TensorFlow 1 style.
 
-The idea: go as far as the policy, not the parameters, may change. Of all steps with a mean
-KL(pi_old || pi) of at most delta, take the one that lowers the loss most, to first order:
+The idea: limit how far the policy moves, not its parameters. Among all steps whose mean
+KL(pi_old || pi) is at most delta, take the one that lowers the loss most, to first order:
 
     loss_pi = -mean( pi(a|o) / pi_old(a|o) A )
     step    = -sqrt( 2 delta / (x^T H x) ) x,   H x = g
 
 where g is the gradient of loss_pi and H the Hessian of that KL at pi_old, plus damping. Conjugate
 gradient finds x from products of H with vectors alone. A line search then shortens the step until
-the KL is within delta and the loss no higher than before; --algo npg leaves that out.
+the KL is within delta and the loss is no higher than before; --algo npg leaves that out.
 
-A is the GAE-lambda advantage; V is fitted to the reward-to-go R by loss_v = mean( (V(o) - R)^2 ).
+A is the GAE-lambda advantage, normalised over the steps of all ranks. R is the discounted
+reward-to-go, bootstrapped with V where a path is cut short; loss_v = mean( (V(o) - R)^2 ).
 
 Schulman et al. 2015, Trust Region Policy Optimization, https://arxiv.org/abs/1502.05477
 Kakade 2001, A Natural Policy Gradient
@@ -18,59 +19,63 @@ Kakade 2001, A Natural Policy Gradient
     mpirun -np 4 python trpo_tf1.py --env-id Hopper-v4
 """
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 
-from common.quiet import quiet
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it when it is imported
+import tensorflow.compat.v1 as tf
 
-with quiet(onednn=False):  # TensorFlow talks when it is imported
-    import tensorflow.compat.v1 as tf
-
-from common.args import check_args, parse_args
+from common.args import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from common.checkpoint import Checkpoint
 from common.env import make_env
+from common.errors import SidespinError
+from common.launch import launch
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_avg, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
+from common.mpi import mpi_statistics_scalar, num_procs, proc_id
+from common.run import Run
 from common.tf1_utils import (
     Model,
     MpiAdamOptimizer,
-    assign_params_from_flat,
+    State,
+    compiled,
     flat_concat,
     make_session,
+    mpi_avg,
     save_model,
-    sync_all_params,
+    split_flat,
 )
 
 
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: int = 0  # seed of the weights, the noise and the environment
-    epochs: int = 50  # number of epochs
-    steps_per_epoch: int = 4000  # environment steps an epoch, over all ranks together
-    max_ep_len: int | None = None  # cut episodes at this length; None: the environment's own limit
-    hidden_sizes: tuple[int, ...] = (64, 64)  # units of each hidden layer
-    gamma: float = 0.99  # discount factor
-    cpu: int = 1  # start the script under mpirun with this many ranks
-    threads: int = 1  # threads a rank
+    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    epochs: PositiveInt = 50  # number of epochs
+    steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
+    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    hidden_sizes: tuple[PositiveInt, ...] = (64, 64)  # units per hidden layer
+    gamma: Fraction = 0.99  # discount factor
+    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    threads: PositiveInt = 1  # threads per rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
-    save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
-    resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
+    save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
+    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
     keep_models: bool = False  # keep the model of every save, for play.py --itr
-    lam: float = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
-    vf_lr: float = 1e-3  # learning rate of the value function
-    train_v_iters: int = 80  # gradient steps on the value function an epoch
+    lam: Fraction = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
+    vf_lr: NonNegative = 1e-3  # learning rate of the value function
+    train_v_iters: NonNegativeInt = 80  # gradient steps on the value function per epoch
     algo: Literal["trpo", "npg"] = "trpo"  # npg takes the full step, without the line search
-    delta: float = 0.01  # limit of the mean KL(pi_old || pi)
-    damping_coeff: float = 0.1  # added to the diagonal of H
-    cg_iters: int = 10  # iterations of conjugate gradient
-    backtrack_iters: int = 10  # most steps that the line search tries
-    backtrack_coeff: float = 0.8  # how much shorter each of them is
+    delta: Positive = 0.01  # limit of the mean KL(pi_old || pi)
+    damping_coeff: NonNegative = 0.1  # added to the diagonal of H
+    cg_iters: PositiveInt = 10  # iterations of conjugate gradient
+    backtrack_iters: PositiveInt = 10  # most steps that the line search tries
+    backtrack_coeff: Positive = 0.8  # each one is shorter than the last by this factor
 
 
 class MLP:
@@ -88,6 +93,14 @@ class MLP:
         for w, b in zip(hidden[::2], hidden[1::2]):
             x = tf.tanh(tf.matmul(x, w, transpose_b=True) + b)
         return tf.matmul(x, w_out, transpose_b=True) + b_out
+
+
+def mlp_numpy(params, x):
+    """Compute the same for one observation in NumPy: fifty times faster than through a session."""
+    *hidden, w_out, b_out = params
+    for w, b in zip(hidden[::2], hidden[1::2]):
+        x = np.tanh(w @ x + b)
+    return w_out @ x + b_out
 
 
 class CategoricalPolicy:
@@ -111,9 +124,20 @@ class CategoricalPolicy:
         logp_old, logp = tf.nn.log_softmax(dist_old[0]), tf.nn.log_softmax(dist[0])
         return tf.reduce_sum(tf.exp(logp_old) * (logp_old - logp), 1)  # [B]
 
+    @staticmethod
+    def dist_numpy(params, o):
+        return (mlp_numpy(params, o),)
+
+    @classmethod
+    def act(cls, params, o, rng=None):
+        """Draw an action in NumPy; without rng, take the most likely one."""
+        (logits,) = cls.dist_numpy(params, o)
+        # The largest of logits + Gumbel noise is a draw from their softmax
+        return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
+
 
 class GaussianPolicy:
-    """pi(a|o) over continuous actions: the mean from an MLP, the spread the same everywhere."""
+    """pi(a|o) over continuous actions: the mean from an MLP, one std for all observations."""
 
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
         init = np.full(act_dim, -0.5, np.float32)
@@ -140,9 +164,21 @@ class GaussianPolicy:
         kl = log_std - log_std_old + 0.5 * second_moment / tf.exp(2 * log_std) - 0.5
         return tf.reduce_sum(kl, 1)  # [B]
 
+    @staticmethod
+    def dist_numpy(params, o):
+        log_std, *layers = params
+        return mlp_numpy(layers, o), log_std
+
+    @classmethod
+    def act(cls, params, o, rng=None):
+        """Draw an action in NumPy; without rng, take the mean."""
+        mu, log_std = cls.dist_numpy(params, o)
+        noise = 0 if rng is None else rng.standard_normal(mu.size, np.float32)
+        return mu + np.exp(log_std) * noise
+
 
 class ValueFunction:
-    """V(o): the return to expect from here on."""
+    """V(o): the expected return from here on."""
 
     def __init__(self, obs_dim, hidden_sizes, rng):
         self.net = MLP("v", [obs_dim, *hidden_sizes, 1], rng)
@@ -152,56 +188,40 @@ class ValueFunction:
         return tf.squeeze(self.net(o), 1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
-def dist_numpy(params, o):
-    """Compute pi.dist for one observation in NumPy: much faster than through a framework."""
-    odd = len(params) % 2  # layers come in pairs: an odd one in front is the Gaussian's log_std
-    log_std, layers = params[:odd], params[odd:]
-    for w, b in zip(layers[:-2:2], layers[1:-2:2]):
-        o = np.tanh(w @ o + b)
-    return (layers[-2] @ o + layers[-1], *log_std)
-
-
-def act(params, o, rng=None):
-    """Draw an action in NumPy; without rng, take the likeliest one."""
-    dist = dist_numpy(params, o)
-    if len(dist) == 1:
-        (logits,) = dist  # the largest of logits + Gumbel noise is a draw from their softmax
-        return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
-    mu, log_std = dist
-    return mu if rng is None else mu + np.exp(log_std) * rng.standard_normal(mu.size, np.float32)
-
-
 def flat_grad(f, params):
-    """The gradient of f as one flat vector."""
+    """Return the gradient of f as one flat vector."""
     return flat_concat(tf.gradients(f, params))
 
 
-def hessian_vector_product(f, params):
-    """Return a placeholder for a vector x and the product of f's Hessian with it."""
-    g = flat_grad(f, params)
-    x = tf.placeholder(tf.float32, g.shape)
-    return x, flat_grad(tf.reduce_sum(g * x), params)
+def set_params(params, flat):
+    """Overwrite the parameters with the pieces of one flat vector."""
+    for p, x in zip(params, split_flat(tf.cast(flat, tf.float32), params)):
+        p.assign(x)
+
+
+def dot(x, y):
+    return tf.reduce_sum(x * y)
 
 
 def conjugate_gradient(hvp, b, iters):
     """Solve H x = b for x, given the product of H with any vector."""
-    b = np.asarray(b, np.float64)
-    x, r, p = np.zeros_like(b), b.copy(), b.copy()
-    rr = r @ r
-    for _ in range(iters):
-        if rr <= 1e-12 * (b @ b):  # solved as far as float32 goes; b = 0 would divide by zero
+    b = tf.cast(b, tf.float64)
+    x, r, p = tf.zeros_like(b), b, b
+    rr = dot(r, r)
+    for _ in tf.range(iters):
+        if rr <= 1e-12 * dot(b, b):  # solved as far as float32 goes; b = 0 would divide by zero
             break
         hp = hvp(p)
-        alpha = rr / (p @ hp)
+        alpha = rr / dot(p, hp)
         x += alpha * p
         r -= alpha * hp
-        rr_old, rr = rr, r @ r
+        rr_old, rr = rr, dot(r, r)
         p = r + rr / rr_old * p
     return x
 
 
 class GAEBuffer:
-    """One epoch of steps; their values, advantages and returns are computed at once, at its end."""
+    """One epoch of steps; values, advantages and returns are computed at its end, all at once."""
 
     def __init__(self, obs_dim, action_space, size, gamma, lam):
         self.o = np.zeros((size, obs_dim), np.float32)
@@ -221,7 +241,7 @@ class GAEBuffer:
     def get(self, value):
         """Return o, a, adv, ret and values of the epoch, and start a new one."""
         ends, last_o, d = zip(*self.paths)
-        # Beyond a terminal state there is nothing to gain; a path cut short would have gone on.
+        # Nothing can be gained beyond a terminal state; a path cut short would have continued.
         last_v = dict(zip(ends, np.where(d, 0.0, value(np.stack(last_o))).tolist()))
         values = value(self.o)
         adv, ret = np.zeros_like(self.r), np.zeros_like(self.r)
@@ -238,15 +258,12 @@ class GAEBuffer:
         return self.o, self.a, ((adv - mean) / (std + 1e-8)).astype(np.float32), ret, values
 
 
-def main(args):
-    """Train and return the run's folder."""
+def train(args, run):
     # Set-up
-    check_args(args)
-    tf.reset_default_graph()
-    env = make_env(args.env_id, args.max_ep_len, (Discrete, Box))
-    local_steps = per_rank(args.steps_per_epoch)
+    env = make_env(args.env_id, args.max_ep_len)
+    local_steps = args.steps_per_epoch // num_procs()
 
-    # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
+    # The only randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
@@ -257,98 +274,105 @@ def main(args):
     policy = CategoricalPolicy if discrete else GaussianPolicy
     pi = policy(obs_dim, act_dim, args.hidden_sizes, weights_rng)
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
+    v_optimizer = MpiAdamOptimizer(v.params, args.vf_lr)
+    sess = make_session(args.threads)
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam)
 
     # Losses
-    o_ph = tf.placeholder(tf.float32, [None, obs_dim])
-    a_ph = tf.placeholder(env.action_space.dtype, [None, *env.action_space.shape])
-    adv_ph, ret_ph, logp_old_ph = (tf.placeholder(tf.float32, [None]) for _ in range(3))
+    def compute_loss_pi(o, a, adv, logp_old, dist_old):
+        dist = pi.dist(o)
+        logp = pi.logp(dist, a)
+        ratio = tf.exp(logp - logp_old)
+        loss_pi = -tf.reduce_mean(ratio * adv)
+        kl = tf.reduce_mean(pi.kl(dist_old, dist))
+        info = {"kl": kl, "ent": tf.reduce_mean(pi.entropy(dist))}
+        return loss_pi, info
 
-    dist = pi.dist(o_ph)
-    logp = pi.logp(dist, a_ph)
-    ratio = tf.exp(logp - logp_old_ph)
-    loss_pi = -tf.reduce_mean(ratio * adv_ph)
-    dist_old_ph = tuple(tf.placeholder(tf.float32, x.shape) for x in dist)
-    kl = tf.reduce_mean(pi.kl(dist_old_ph, dist))
-    info = {"kl": kl, "ent": tf.reduce_mean(pi.entropy(dist))}
+    def compute_loss_v(o, ret):
+        return tf.reduce_mean((v(o) - ret) ** 2)
 
-    v_out = v(o_ph)
-    loss_v = tf.reduce_mean((v_out - ret_ph) ** 2)
+    # Update: one graph
+    @compiled
+    def update(o, a, adv, ret):
+        dist_old = [tf.stop_gradient(x) for x in pi.dist(o)]
+        logp_old = pi.logp(dist_old, a)
+        loss_v_old = compute_loss_v(o, ret)
 
-    gradient = flat_grad(loss_pi, pi.params)
-    x_ph, hessian_x = hessian_vector_product(info["kl"], pi.params)
-    hessian_x += args.damping_coeff * x_ph
-    get_params = flat_concat(pi.params)
-    set_params = assign_params_from_flat(x_ph, pi.params)
-    train_v = MpiAdamOptimizer(args.vf_lr).minimize(loss_v, v.params)
+        # The direction of the step: x = H^-1 g
+        loss_pi_old, info_old = compute_loss_pi(o, a, adv, logp_old, dist_old)
+        g = mpi_avg(flat_grad(loss_pi_old, pi.params))
 
-    sess = make_session(args.threads)
-    sess.run(sync_all_params())
-    mode = tf.argmax(dist[0], 1) if discrete else dist[0]
-    model = Model(sess, {"x": o_ph, "a": a_ph}, {"pi": mode, "v": v_out, "logp": logp})
-
-    def value(o):
-        return sess.run(v_out, {o_ph: o})
-
-    # Update
-    def update():
-        o, a, adv, ret, values = buf.get(value)
-        dist_old, logp_old = sess.run([dist, logp], {o_ph: o, a_ph: a})
-        inputs = {o_ph: o, a_ph: a, adv_ph: adv, ret_ph: ret, logp_old_ph: logp_old}
-        inputs.update(zip(dist_old_ph, dist_old))
-        g, loss_pi_old, loss_v_old, info_old = sess.run([gradient, loss_pi, loss_v, info], inputs)
-
-        # The direction x of the step
         def hvp(x):
-            return mpi_avg(sess.run(hessian_x, {**inputs, x_ph: x}))
+            x = tf.stop_gradient(tf.cast(x, tf.float32))
+            grad_kl = flat_grad(tf.reduce_mean(pi.kl(dist_old, pi.dist(o))), pi.params)
+            hx = flat_grad(dot(grad_kl, x), pi.params) + args.damping_coeff * x
+            return tf.cast(mpi_avg(hx), tf.float64)
 
-        x = conjugate_gradient(hvp, mpi_avg(g), args.cg_iters)
+        x = conjugate_gradient(hvp, g, args.cg_iters)
 
-        # Its length: the KL is 1/2 step^T H step = delta, as far as a parabola can tell
-        step = -np.sqrt(2 * args.delta / (x @ hvp(x) + 1e-8)) * x
-        old_params = sess.run(get_params)
+        # Its length: to second order, the KL of a step is 1/2 step^T H step = delta
+        step = -tf.sqrt(2 * args.delta / (dot(x, hvp(x)) + 1e-8)) * x
 
-        def set_and_eval(new_params):
-            sess.run(set_params, {x_ph: new_params})
-            return mpi_avg(sess.run([loss_pi, info["kl"]], inputs))
-
-        # Ranks compare the same averages, so they decide alike
+        # Line search; all ranks compare the same averages, so they decide alike
+        old_params = tf.cast(flat_concat(pi.params), tf.float64)
         loss_pi_old = mpi_avg(loss_pi_old)
-        for j in range(args.backtrack_iters):
-            loss_pi_new, kl_new = set_and_eval(old_params + args.backtrack_coeff**j * step)
-            if args.algo == "npg" or (kl_new <= args.delta and loss_pi_new <= loss_pi_old):
+        j, loss_pi, kl, accepted = 0, loss_pi_old, 0.0, False
+        for j in tf.range(args.backtrack_iters):
+            shorter = args.backtrack_coeff ** tf.cast(j, tf.float64)
+            set_params(pi.params, old_params + shorter * step)
+            loss_pi, info = compute_loss_pi(o, a, adv, logp_old, dist_old)
+            loss_pi, kl = mpi_avg(loss_pi), mpi_avg(info["kl"])
+            accepted = args.algo == "npg" or (kl <= args.delta and loss_pi <= loss_pi_old)
+            if accepted:
                 break
-        else:
-            j, (loss_pi_new, kl_new) = args.backtrack_iters, set_and_eval(old_params)
+        if not accepted:
+            set_params(pi.params, old_params)
+            j, loss_pi, kl = args.backtrack_iters, loss_pi_old, 0.0
 
-        for _ in range(args.train_v_iters):
-            sess.run(train_v, inputs)
+        for _ in tf.range(args.train_v_iters):
+            v_optimizer.minimize(compute_loss_v(o, ret))
 
-        loss_v_new = sess.run(loss_v, inputs)
-        logger.store(VVals=values, Entropy=info_old["ent"], KL=kl_new)
-        logger.store(LossPi=loss_pi_old, DeltaLossPi=loss_pi_old - loss_pi_new)
-        logger.store(LossV=loss_v_old, DeltaLossV=loss_v_old - loss_v_new)
-        logger.store(BacktrackIters=j)
+        loss_v = compute_loss_v(o, ret)
+        stats = {"Entropy": info_old["ent"], "KL": kl}
+        stats |= {"LossPi": loss_pi_old, "DeltaLossPi": loss_pi_old - loss_pi}
+        stats |= {"LossV": loss_v_old, "DeltaLossV": loss_v_old - loss_v}
+        stats |= {"BacktrackIters": j}
+        return stats
 
-    # Act in NumPy, on a copy of the network's parameters, taken after each update
-    pi_params = sess.run(pi.params)
+    # Session: placeholders for one epoch's batch, and what is computed from them
+    o = tf.placeholder(tf.float32, [None, obs_dim])
+    a = tf.placeholder(env.action_space.dtype, [None, *env.action_space.shape])
+    adv, ret = (tf.placeholder(tf.float32, [None]) for _ in range(2))
+    dist = pi.dist(o)
+    mode = tf.argmax(dist[0], 1) if discrete else dist[0]
+    outputs = {"pi": mode, "v": v(o), "logp": pi.logp(dist, a)}
+    model = Model(sess, {"x": o, "a": a}, outputs)
+    value = sess.make_callable(outputs["v"], [o])
+    run_update = sess.make_callable(update(o, a, adv, ret), [o, a, adv, ret])
+
+    # Act in NumPy, on a copy of the policy's parameters
+    def get_pi_params():
+        return sess.run(pi.params)
+
+    # The NumPy policy must be the same function as the network
     low, high = (None, None) if discrete else (env.action_space.low, env.action_space.high)
     o = weights_rng.standard_normal(obs_dim, np.float32)
-    for x, y in zip(dist_numpy(pi_params, o), sess.run(dist, {o_ph: o[None]}), strict=True):
+    for x, y in zip(pi.dist_numpy(get_pi_params(), o), sess.run(pi.dist(o[None])), strict=True):
         if not np.allclose(x, y, atol=1e-4):
-            fail("dist_numpy and pi.dist disagree: change dist_numpy as the network was changed")
+            raise SidespinError("mlp_numpy or dist_numpy differs from mlp or dist: change both")
 
-    # All that --resume needs
-    logger = EpochLogger(args, __file__)
-    checkpoint = Checkpoint(logger, model, rng, env)
+    # Logs and checkpoints
+    columns = "EpRet* EpLen VVals* LossPi LossV DeltaLossPi DeltaLossV Entropy KL BacktrackIters"
+    logger = EpochLogger(run, columns)
+    checkpoint = Checkpoint(run, State(sess), rng, env)
 
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
     first_epoch, o, ep_ret, ep_len = checkpoint.restore(o, ep_ret, ep_len)
-    pi_params = sess.run(pi.params)
+    pi_params = get_pi_params()
     for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
-            a = act(pi_params, o, rng)
+            a = pi.act(pi_params, o, rng)
             o2, r, d, truncated, _ = env.step(a if discrete else a.clip(low, high))
             buf.store(o, a, r)
             o, ep_ret, ep_len = o2, ep_ret + r, ep_len + 1
@@ -359,29 +383,22 @@ def main(args):
                 o, ep_ret, ep_len = env.reset()[0], 0.0, 0
             logger.progress(epoch, t, local_steps)
 
-        update()
-        pi_params = sess.run(pi.params)
+        *batch, values = buf.get(value)
+        logger.store(VVals=values, **run_update(*batch))
+        pi_params = get_pi_params()
 
-        logger.log_tabular("Epoch", epoch)
-        logger.log_tabular("EpRet", with_min_and_max=True)
-        logger.log_tabular("EpLen", average_only=True)
-        logger.log_tabular("VVals", with_min_and_max=True)
-        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * args.steps_per_epoch)
-        logger.log_tabular("LossPi", average_only=True)
-        logger.log_tabular("LossV", average_only=True)
-        logger.log_tabular("DeltaLossPi", average_only=True)
-        logger.log_tabular("DeltaLossV", average_only=True)
-        logger.log_tabular("Entropy", average_only=True)
-        logger.log_tabular("KL", average_only=True)
-        logger.log_tabular("BacktrackIters", average_only=True)
-        logger.dump_tabular()
+        logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model, epoch if args.keep_models else None)
-            checkpoint.save(epoch + 1)
-    return logger.folder
+            save_model(run, model, epoch)
+            checkpoint.save(epoch + 1, o, ep_ret, ep_len)
+
+
+def main(args):
+    """Train and return the run's folder."""
+    with tf.Graph().as_default(), Run(args, __file__) as run:
+        train(args, run)
+    return run.folder
 
 
 if __name__ == "__main__":
-    args = parse_args(Args, __doc__)
-    mpi_fork(args.cpu)
-    main(args)
+    launch(main, Args)

@@ -1,16 +1,17 @@
 """Trust Region Policy Optimization (TRPO) and natural policy gradient, in PyTorch.
 
-The idea: go as far as the policy, not the parameters, may change. Of all steps with a mean
-KL(pi_old || pi) of at most delta, take the one that lowers the loss most, to first order:
+The idea: limit how far the policy moves, not its parameters. Among all steps whose mean
+KL(pi_old || pi) is at most delta, take the one that lowers the loss most, to first order:
 
     loss_pi = -mean( pi(a|o) / pi_old(a|o) A )
     step    = -sqrt( 2 delta / (x^T H x) ) x,   H x = g
 
 where g is the gradient of loss_pi and H the Hessian of that KL at pi_old, plus damping. Conjugate
 gradient finds x from products of H with vectors alone. A line search then shortens the step until
-the KL is within delta and the loss no higher than before; --algo npg leaves that out.
+the KL is within delta and the loss is no higher than before; --algo npg leaves that out.
 
-A is the GAE-lambda advantage; V is fitted to the reward-to-go R by loss_v = mean( (V(o) - R)^2 ).
+A is the GAE-lambda advantage, normalised over the steps of all ranks. R is the discounted
+reward-to-go, bootstrapped with V where a path is cut short; loss_v = mean( (V(o) - R)^2 ).
 
 Schulman et al. 2015, Trust Region Policy Optimization, https://arxiv.org/abs/1502.05477
 Kakade 2001, A Natural Policy Gradient
@@ -23,57 +24,46 @@ from typing import Literal
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from torch import nn
 
-from common.args import check_args, parse_args
+from common.args import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from common.checkpoint import Checkpoint
 from common.env import make_env
+from common.errors import SidespinError
+from common.launch import launch
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_avg, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
-from common.torch_utils import (
-    State,
-    flat_params,
-    mpi_avg_grads,
-    save_model,
-    setup_pytorch_for_mpi,
-    sync_params,
-)
+from common.mpi import mpi_avg, mpi_statistics_scalar, num_procs, proc_id
+from common.run import Run
+from common.torch_utils import State, Tanh, mpi_avg_grads, save_model, sync_params
 
 
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: int = 0  # seed of the weights, the noise and the environment
-    epochs: int = 50  # number of epochs
-    steps_per_epoch: int = 4000  # environment steps an epoch, over all ranks together
-    max_ep_len: int | None = None  # cut episodes at this length; None: the environment's own limit
-    hidden_sizes: tuple[int, ...] = (64, 64)  # units of each hidden layer
-    gamma: float = 0.99  # discount factor
-    cpu: int = 1  # start the script under mpirun with this many ranks
-    threads: int = 1  # threads a rank
+    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    epochs: PositiveInt = 50  # number of epochs
+    steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
+    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    hidden_sizes: tuple[PositiveInt, ...] = (64, 64)  # units per hidden layer
+    gamma: Fraction = 0.99  # discount factor
+    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    threads: PositiveInt = 1  # threads per rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
-    save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
-    resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
+    save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
+    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
     keep_models: bool = False  # keep the model of every save, for play.py --itr
-    lam: float = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
-    vf_lr: float = 1e-3  # learning rate of the value function
-    train_v_iters: int = 80  # gradient steps on the value function an epoch
+    lam: Fraction = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
+    vf_lr: NonNegative = 1e-3  # learning rate of the value function
+    train_v_iters: NonNegativeInt = 80  # gradient steps on the value function per epoch
     algo: Literal["trpo", "npg"] = "trpo"  # npg takes the full step, without the line search
-    delta: float = 0.01  # limit of the mean KL(pi_old || pi)
-    damping_coeff: float = 0.1  # added to the diagonal of H
-    cg_iters: int = 10  # iterations of conjugate gradient
-    backtrack_iters: int = 10  # most steps that the line search tries
-    backtrack_coeff: float = 0.8  # how much shorter each of them is
-
-
-class Tanh(nn.Module):
-    """tanh by way of sigmoid, with twice the speed of torch.tanh on a CPU and the same to 2e-7."""
-
-    def forward(self, x):
-        return torch.sigmoid(2 * x).mul(2).sub_(1)
+    delta: Positive = 0.01  # limit of the mean KL(pi_old || pi)
+    damping_coeff: NonNegative = 0.1  # added to the diagonal of H
+    cg_iters: PositiveInt = 10  # iterations of conjugate gradient
+    backtrack_iters: PositiveInt = 10  # most steps that the line search tries
+    backtrack_coeff: Positive = 0.8  # each one is shorter than the last by this factor
 
 
 def mlp(sizes, rng):
@@ -84,6 +74,14 @@ def mlp(sizes, rng):
         for p in layers[-2].parameters():
             p.data.copy_(torch.as_tensor(rng.uniform(-1, 1, p.shape) / np.sqrt(n_in)))
     return nn.Sequential(*layers[:-1])
+
+
+def mlp_numpy(params, x):
+    """Compute the same for one observation in NumPy: eight times faster than through PyTorch."""
+    *hidden, w_out, b_out = params
+    for w, b in zip(hidden[::2], hidden[1::2]):
+        x = np.tanh(w @ x + b)
+    return w_out @ x + b_out
 
 
 class CategoricalPolicy(nn.Module):
@@ -107,9 +105,20 @@ class CategoricalPolicy(nn.Module):
         logp_old, logp = torch.log_softmax(dist_old[0], 1), torch.log_softmax(dist[0], 1)
         return (logp_old.exp() * (logp_old - logp)).sum(1)  # [B]
 
+    @staticmethod
+    def dist_numpy(params, o):
+        return (mlp_numpy(params, o),)
+
+    @classmethod
+    def act(cls, params, o, rng=None):
+        """Draw an action in NumPy; without rng, take the most likely one."""
+        (logits,) = cls.dist_numpy(params, o)
+        # The largest of logits + Gumbel noise is a draw from their softmax
+        return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
+
 
 class GaussianPolicy(nn.Module):
-    """pi(a|o) over continuous actions: the mean from an MLP, the spread the same everywhere."""
+    """pi(a|o) over continuous actions: the mean from an MLP, one std for all observations."""
 
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
         super().__init__()
@@ -135,9 +144,21 @@ class GaussianPolicy(nn.Module):
         kl = log_std - log_std_old + 0.5 * second_moment / (2 * log_std).exp() - 0.5
         return kl.sum(1)  # [B]
 
+    @staticmethod
+    def dist_numpy(params, o):
+        log_std, *layers = params
+        return mlp_numpy(layers, o), log_std
+
+    @classmethod
+    def act(cls, params, o, rng=None):
+        """Draw an action in NumPy; without rng, take the mean."""
+        mu, log_std = cls.dist_numpy(params, o)
+        noise = 0 if rng is None else rng.standard_normal(mu.size, np.float32)
+        return mu + np.exp(log_std) * noise
+
 
 class ValueFunction(nn.Module):
-    """V(o): the return to expect from here on."""
+    """V(o): the expected return from here on."""
 
     def __init__(self, obs_dim, hidden_sizes, rng):
         super().__init__()
@@ -147,28 +168,16 @@ class ValueFunction(nn.Module):
         return self.net(o).squeeze(1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
-def dist_numpy(params, o):
-    """Compute pi.dist for one observation in NumPy: much faster than through a framework."""
-    odd = len(params) % 2  # layers come in pairs: an odd one in front is the Gaussian's log_std
-    log_std, layers = params[:odd], params[odd:]
-    for w, b in zip(layers[:-2:2], layers[1:-2:2]):
-        o = np.tanh(w @ o + b)
-    return (layers[-2] @ o + layers[-1], *log_std)
-
-
-def act(params, o, rng=None):
-    """Draw an action in NumPy; without rng, take the likeliest one."""
-    dist = dist_numpy(params, o)
-    if len(dist) == 1:
-        (logits,) = dist  # the largest of logits + Gumbel noise is a draw from their softmax
-        return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
-    mu, log_std = dist
-    return mu if rng is None else mu + np.exp(log_std) * rng.standard_normal(mu.size, np.float32)
-
-
 def flat_grad(f, params, **kwargs):
-    """The gradient of f as one flat vector."""
+    """Return the gradient of f as one flat vector."""
     return torch.cat([g.flatten() for g in torch.autograd.grad(f, params, **kwargs)])
+
+
+@torch.no_grad()
+def set_params(params, flat):
+    """Overwrite the parameters, in place, with the pieces of one flat vector."""
+    for p, x in zip(params, torch.as_tensor(flat).split([p.numel() for p in params])):
+        p.copy_(x.view_as(p))
 
 
 def conjugate_gradient(hvp, b, iters):
@@ -189,7 +198,7 @@ def conjugate_gradient(hvp, b, iters):
 
 
 class GAEBuffer:
-    """One epoch of steps; their values, advantages and returns are computed at once, at its end."""
+    """One epoch of steps; values, advantages and returns are computed at its end, all at once."""
 
     def __init__(self, obs_dim, action_space, size, gamma, lam):
         self.o = np.zeros((size, obs_dim), np.float32)
@@ -209,7 +218,7 @@ class GAEBuffer:
     def get(self, value):
         """Return o, a, adv, ret and values of the epoch, and start a new one."""
         ends, last_o, d = zip(*self.paths)
-        # Beyond a terminal state there is nothing to gain; a path cut short would have gone on.
+        # Nothing can be gained beyond a terminal state; a path cut short would have continued.
         last_v = dict(zip(ends, np.where(d, 0.0, value(np.stack(last_o))).tolist()))
         values = value(self.o)
         adv, ret = np.zeros_like(self.r), np.zeros_like(self.r)
@@ -226,15 +235,13 @@ class GAEBuffer:
         return self.o, self.a, ((adv - mean) / (std + 1e-8)).astype(np.float32), ret, values
 
 
-def main(args):
-    """Train and return the run's folder."""
+def train(args, run):
     # Set-up
-    check_args(args)
-    setup_pytorch_for_mpi(args.threads)
-    env = make_env(args.env_id, args.max_ep_len, (Discrete, Box))
-    local_steps = per_rank(args.steps_per_epoch)
+    torch.set_num_threads(args.threads)
+    env = make_env(args.env_id, args.max_ep_len)
+    local_steps = args.steps_per_epoch // num_procs()
 
-    # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
+    # The only randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
@@ -247,8 +254,7 @@ def main(args):
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
     model = nn.ModuleDict({"pi": pi, "v": v})
     sync_params(model)
-    flat_pi, flat_v = flat_params(pi), flat_params(v)
-    v_optimizer = torch.optim.Adam([flat_v], args.vf_lr, fused=True)
+    v_optimizer = torch.optim.Adam(v.parameters(), lr=args.vf_lr, fused=True)
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam)
 
     # Losses
@@ -275,11 +281,11 @@ def main(args):
             logp_old = pi.logp(dist_old, a)
             loss_v_old = compute_loss_v(o, ret)
 
-        # The direction x of the step
+        # The direction of the step: x = H^-1 g
         params = list(pi.parameters())
-        loss_pi, info = compute_loss_pi(o, a, adv, logp_old, dist_old)
-        g = mpi_avg(flat_grad(loss_pi, params, retain_graph=True).numpy())
-        grad_kl = flat_grad(info["kl"], params, create_graph=True)
+        loss_pi_old, info_old = compute_loss_pi(o, a, adv, logp_old, dist_old)
+        g = mpi_avg(flat_grad(loss_pi_old, params, retain_graph=True).numpy())
+        grad_kl = flat_grad(info_old["kl"], params, create_graph=True)
 
         def hvp(x):
             x = torch.as_tensor(x, dtype=torch.float32)
@@ -288,57 +294,60 @@ def main(args):
 
         x = conjugate_gradient(hvp, g, args.cg_iters)
 
-        # Its length: the KL is 1/2 step^T H step = delta, as far as a parabola can tell
+        # Its length: to second order, the KL of a step is 1/2 step^T H step = delta
         step = -np.sqrt(2 * args.delta / (x @ hvp(x) + 1e-8)) * x
-        old_params = flat_pi.detach().numpy().copy()
 
-        def set_and_eval(new_params):
-            with torch.no_grad():
-                flat_pi.copy_(torch.as_tensor(new_params))
-                loss_pi, info = compute_loss_pi(o, a, adv, logp_old, dist_old)
-            return mpi_avg([loss_pi.item(), info["kl"].item()])
-
-        # Ranks compare the same averages, so they decide alike
-        loss_pi_old = mpi_avg(loss_pi.item())
+        # Line search; all ranks compare the same averages, so they decide alike
+        old_params = torch.cat([p.detach().flatten() for p in params]).numpy()
+        loss_pi_old = mpi_avg(loss_pi_old.item())
         for j in range(args.backtrack_iters):
-            loss_pi_new, kl_new = set_and_eval(old_params + args.backtrack_coeff**j * step)
-            if args.algo == "npg" or (kl_new <= args.delta and loss_pi_new <= loss_pi_old):
+            set_params(params, old_params + args.backtrack_coeff**j * step)
+            with torch.no_grad():
+                loss_pi, info = compute_loss_pi(o, a, adv, logp_old, dist_old)
+            loss_pi, kl = mpi_avg([loss_pi.item(), info["kl"].item()])
+            if args.algo == "npg" or (kl <= args.delta and loss_pi <= loss_pi_old):
                 break
         else:
-            j, (loss_pi_new, kl_new) = args.backtrack_iters, set_and_eval(old_params)
+            set_params(params, old_params)
+            j, loss_pi, kl = args.backtrack_iters, loss_pi_old, 0.0
 
         for _ in range(args.train_v_iters):
-            flat_v.grad.zero_()
+            v_optimizer.zero_grad()
             compute_loss_v(o, ret).backward()
-            mpi_avg_grads(flat_v)
+            mpi_avg_grads(v_optimizer)
             v_optimizer.step()
 
         with torch.no_grad():
-            loss_v_new = compute_loss_v(o, ret)
-        logger.store(VVals=values, Entropy=info["ent"].item(), KL=kl_new)
-        logger.store(LossPi=loss_pi_old, DeltaLossPi=loss_pi_old - loss_pi_new)
-        logger.store(LossV=loss_v_old, DeltaLossV=loss_v_old - loss_v_new)
+            loss_v = compute_loss_v(o, ret)
+        logger.store(VVals=values, Entropy=info_old["ent"], KL=kl)
+        logger.store(LossPi=loss_pi_old, DeltaLossPi=loss_pi_old - loss_pi)
+        logger.store(LossV=loss_v_old, DeltaLossV=loss_v_old - loss_v)
         logger.store(BacktrackIters=j)
 
-    # Act in NumPy, on arrays that share the memory of the network's parameters
-    pi_params = [p.detach().numpy() for p in pi.parameters()]
+    # Act in NumPy, on arrays that share the memory of the policy's parameters
+    def get_pi_params():
+        return [x.numpy() for x in pi.state_dict().values()]
+
+    # The NumPy policy must be the same function as the network
     low, high = (None, None) if discrete else (env.action_space.low, env.action_space.high)
     o = weights_rng.standard_normal(obs_dim, np.float32)
-    for x, y in zip(dist_numpy(pi_params, o), pi.dist(torch.as_tensor(o[None])), strict=True):
+    for x, y in zip(pi.dist_numpy(get_pi_params(), o), pi.dist(torch.as_tensor(o)), strict=True):
         if not np.allclose(x, y.detach().numpy(), atol=1e-4):
-            fail("dist_numpy and pi.dist disagree: change dist_numpy as the network was changed")
+            raise SidespinError("mlp_numpy or dist_numpy differs from mlp or dist: change both")
 
-    # All that --resume needs
-    logger = EpochLogger(args, __file__)
+    # Logs and checkpoints
+    columns = "EpRet* EpLen VVals* LossPi LossV DeltaLossPi DeltaLossV Entropy KL BacktrackIters"
+    logger = EpochLogger(run, columns)
     state = State(model, v_optimizer)
-    checkpoint = Checkpoint(logger, state, rng, env)
+    checkpoint = Checkpoint(run, state, rng, env)
 
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
     first_epoch, o, ep_ret, ep_len = checkpoint.restore(o, ep_ret, ep_len)
+    pi_params = get_pi_params()
     for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
-            a = act(pi_params, o, rng)
+            a = pi.act(pi_params, o, rng)
             o2, r, d, truncated, _ = env.step(a if discrete else a.clip(low, high))
             buf.store(o, a, r)
             o, ep_ret, ep_len = o2, ep_ret + r, ep_len + 1
@@ -350,27 +359,20 @@ def main(args):
             logger.progress(epoch, t, local_steps)
 
         update()
+        pi_params = get_pi_params()
 
-        logger.log_tabular("Epoch", epoch)
-        logger.log_tabular("EpRet", with_min_and_max=True)
-        logger.log_tabular("EpLen", average_only=True)
-        logger.log_tabular("VVals", with_min_and_max=True)
-        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * args.steps_per_epoch)
-        logger.log_tabular("LossPi", average_only=True)
-        logger.log_tabular("LossV", average_only=True)
-        logger.log_tabular("DeltaLossPi", average_only=True)
-        logger.log_tabular("DeltaLossV", average_only=True)
-        logger.log_tabular("Entropy", average_only=True)
-        logger.log_tabular("KL", average_only=True)
-        logger.log_tabular("BacktrackIters", average_only=True)
-        logger.dump_tabular()
+        logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model, epoch if args.keep_models else None)
-            checkpoint.save(epoch + 1)
-    return logger.folder
+            save_model(run, model, epoch)
+            checkpoint.save(epoch + 1, o, ep_ret, ep_len)
+
+
+def main(args):
+    """Train and return the run's folder."""
+    with Run(args, __file__) as run:
+        train(args, run)
+    return run.folder
 
 
 if __name__ == "__main__":
-    args = parse_args(Args, __doc__)
-    mpi_fork(args.cpu)
-    main(args)
+    launch(main, Args)

@@ -1,11 +1,12 @@
 """Vanilla Policy Gradient (VPG), in TensorFlow 1 style.
 
-The idea: make actions that did better than expected likelier, one gradient step an epoch:
+The idea: make actions that did better than expected more likely, by one gradient step per epoch:
 
     loss_pi = -mean( log pi(a|o) A )
     loss_v  =  mean( (V(o) - R)^2 )
 
-A is the GAE-lambda advantage, R the reward-to-go.
+A is the GAE-lambda advantage, normalised over the steps of all ranks. R is the discounted
+reward-to-go, bootstrapped with V where a path is cut short.
 
 Schulman et al. 2015, High-Dimensional Continuous Control Using Generalized Advantage Estimation,
 https://arxiv.org/abs/1506.02438
@@ -13,45 +14,47 @@ https://arxiv.org/abs/1506.02438
     mpirun -np 4 python vpg_tf1.py --env-id Hopper-v4
 """
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 
-from common.quiet import quiet
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it when it is imported
+import tensorflow.compat.v1 as tf
 
-with quiet(onednn=False):  # TensorFlow talks when it is imported
-    import tensorflow.compat.v1 as tf
-
-from common.args import check_args, parse_args
+from common.args import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from common.checkpoint import Checkpoint
 from common.env import make_env
+from common.errors import SidespinError
+from common.launch import launch
 from common.logger import EpochLogger
-from common.mpi import fail, mpi_fork, mpi_statistics_scalar, per_rank, proc_id
-from common.tf1_utils import Model, MpiAdamOptimizer, make_session, save_model, sync_all_params
+from common.mpi import mpi_statistics_scalar, num_procs, proc_id
+from common.run import Run
+from common.tf1_utils import Model, MpiAdamOptimizer, State, compiled, make_session, save_model
 
 
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: int = 0  # seed of the weights, the noise and the environment
-    epochs: int = 50  # number of epochs
-    steps_per_epoch: int = 4000  # environment steps an epoch, over all ranks together
-    max_ep_len: int | None = None  # cut episodes at this length; None: the environment's own limit
-    hidden_sizes: tuple[int, ...] = (64, 64)  # units of each hidden layer
-    gamma: float = 0.99  # discount factor
-    cpu: int = 1  # start the script under mpirun with this many ranks
-    threads: int = 1  # threads a rank
+    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    epochs: PositiveInt = 50  # number of epochs
+    steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
+    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    hidden_sizes: tuple[PositiveInt, ...] = (64, 64)  # units per hidden layer
+    gamma: Fraction = 0.99  # discount factor
+    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    threads: PositiveInt = 1  # threads per rank
     data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
-    save_freq: int = 1  # write model and checkpoint every so many epochs, and at the end
-    resume: bool = False  # go on with the run in the folder, bit for bit, from its last checkpoint
+    save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
+    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace a run that is already in the folder
     keep_models: bool = False  # keep the model of every save, for play.py --itr
-    lam: float = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
-    pi_lr: float = 3e-4  # learning rate of the policy
-    vf_lr: float = 1e-3  # learning rate of the value function
-    train_v_iters: int = 80  # gradient steps on the value function an epoch
+    lam: Fraction = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
+    pi_lr: NonNegative = 3e-4  # learning rate of the policy
+    vf_lr: NonNegative = 1e-3  # learning rate of the value function
+    train_v_iters: NonNegativeInt = 80  # gradient steps on the value function per epoch
 
 
 class MLP:
@@ -71,6 +74,14 @@ class MLP:
         return tf.matmul(x, w_out, transpose_b=True) + b_out
 
 
+def mlp_numpy(params, x):
+    """Compute the same for one observation in NumPy: fifty times faster than through a session."""
+    *hidden, w_out, b_out = params
+    for w, b in zip(hidden[::2], hidden[1::2]):
+        x = np.tanh(w @ x + b)
+    return w_out @ x + b_out
+
+
 class CategoricalPolicy:
     """pi(a|o) over discrete actions: the softmax of an MLP."""
 
@@ -88,9 +99,20 @@ class CategoricalPolicy:
         logp = tf.nn.log_softmax(dist[0])
         return -tf.reduce_sum(tf.exp(logp) * logp, 1)  # [B]
 
+    @staticmethod
+    def dist_numpy(params, o):
+        return (mlp_numpy(params, o),)
+
+    @classmethod
+    def act(cls, params, o, rng=None):
+        """Draw an action in NumPy; without rng, take the most likely one."""
+        (logits,) = cls.dist_numpy(params, o)
+        # The largest of logits + Gumbel noise is a draw from their softmax
+        return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
+
 
 class GaussianPolicy:
-    """pi(a|o) over continuous actions: the mean from an MLP, the spread the same everywhere."""
+    """pi(a|o) over continuous actions: the mean from an MLP, one std for all observations."""
 
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
         init = np.full(act_dim, -0.5, np.float32)
@@ -111,9 +133,21 @@ class GaussianPolicy:
         entropy = tf.reduce_sum(log_std + 0.5 * np.log(2 * np.pi * np.e))
         return tf.fill(tf.shape(mu)[:1], entropy)  # [B]
 
+    @staticmethod
+    def dist_numpy(params, o):
+        log_std, *layers = params
+        return mlp_numpy(layers, o), log_std
+
+    @classmethod
+    def act(cls, params, o, rng=None):
+        """Draw an action in NumPy; without rng, take the mean."""
+        mu, log_std = cls.dist_numpy(params, o)
+        noise = 0 if rng is None else rng.standard_normal(mu.size, np.float32)
+        return mu + np.exp(log_std) * noise
+
 
 class ValueFunction:
-    """V(o): the return to expect from here on."""
+    """V(o): the expected return from here on."""
 
     def __init__(self, obs_dim, hidden_sizes, rng):
         self.net = MLP("v", [obs_dim, *hidden_sizes, 1], rng)
@@ -123,27 +157,8 @@ class ValueFunction:
         return tf.squeeze(self.net(o), 1)  # [B]: a [B, 1] minus a [B] is a [B, B]
 
 
-def dist_numpy(params, o):
-    """Compute pi.dist for one observation in NumPy: much faster than through a framework."""
-    odd = len(params) % 2  # layers come in pairs: an odd one in front is the Gaussian's log_std
-    log_std, layers = params[:odd], params[odd:]
-    for w, b in zip(layers[:-2:2], layers[1:-2:2]):
-        o = np.tanh(w @ o + b)
-    return (layers[-2] @ o + layers[-1], *log_std)
-
-
-def act(params, o, rng=None):
-    """Draw an action in NumPy; without rng, take the likeliest one."""
-    dist = dist_numpy(params, o)
-    if len(dist) == 1:
-        (logits,) = dist  # the largest of logits + Gumbel noise is a draw from their softmax
-        return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
-    mu, log_std = dist
-    return mu if rng is None else mu + np.exp(log_std) * rng.standard_normal(mu.size, np.float32)
-
-
 class GAEBuffer:
-    """One epoch of steps; their values, advantages and returns are computed at once, at its end."""
+    """One epoch of steps; values, advantages and returns are computed at its end, all at once."""
 
     def __init__(self, obs_dim, action_space, size, gamma, lam):
         self.o = np.zeros((size, obs_dim), np.float32)
@@ -163,7 +178,7 @@ class GAEBuffer:
     def get(self, value):
         """Return o, a, adv, ret and values of the epoch, and start a new one."""
         ends, last_o, d = zip(*self.paths)
-        # Beyond a terminal state there is nothing to gain; a path cut short would have gone on.
+        # Nothing can be gained beyond a terminal state; a path cut short would have continued.
         last_v = dict(zip(ends, np.where(d, 0.0, value(np.stack(last_o))).tolist()))
         values = value(self.o)
         adv, ret = np.zeros_like(self.r), np.zeros_like(self.r)
@@ -180,15 +195,12 @@ class GAEBuffer:
         return self.o, self.a, ((adv - mean) / (std + 1e-8)).astype(np.float32), ret, values
 
 
-def main(args):
-    """Train and return the run's folder."""
+def train(args, run):
     # Set-up
-    check_args(args)
-    tf.reset_default_graph()
-    env = make_env(args.env_id, args.max_ep_len, (Discrete, Box))
-    local_steps = per_rank(args.steps_per_epoch)
+    env = make_env(args.env_id, args.max_ep_len)
+    local_steps = args.steps_per_epoch // num_procs()
 
-    # The only randomness: one generator a rank, and one for the weights that all ranks seed alike
+    # The only randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 
@@ -199,68 +211,75 @@ def main(args):
     policy = CategoricalPolicy if discrete else GaussianPolicy
     pi = policy(obs_dim, act_dim, args.hidden_sizes, weights_rng)
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
+    pi_optimizer = MpiAdamOptimizer(pi.params, args.pi_lr)
+    v_optimizer = MpiAdamOptimizer(v.params, args.vf_lr)
+    sess = make_session(args.threads)
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam)
 
     # Losses
-    o_ph = tf.placeholder(tf.float32, [None, obs_dim])
-    a_ph = tf.placeholder(env.action_space.dtype, [None, *env.action_space.shape])
-    adv_ph, ret_ph, logp_old_ph = (tf.placeholder(tf.float32, [None]) for _ in range(3))
+    def compute_loss_pi(o, a, adv, logp_old):
+        dist = pi.dist(o)
+        logp = pi.logp(dist, a)
+        loss_pi = -tf.reduce_mean(logp * adv)
+        info = {"kl": tf.reduce_mean(logp_old - logp), "ent": tf.reduce_mean(pi.entropy(dist))}
+        return loss_pi, info
 
-    dist = pi.dist(o_ph)
-    logp = pi.logp(dist, a_ph)
-    loss_pi = -tf.reduce_mean(logp * adv_ph)
-    info = {"kl": tf.reduce_mean(logp_old_ph - logp), "ent": tf.reduce_mean(pi.entropy(dist))}
+    def compute_loss_v(o, ret):
+        return tf.reduce_mean((v(o) - ret) ** 2)
 
-    v_out = v(o_ph)
-    loss_v = tf.reduce_mean((v_out - ret_ph) ** 2)
+    # Update: one graph
+    @compiled
+    def update(o, a, adv, ret):
+        logp_old = tf.stop_gradient(pi.logp(pi.dist(o), a))
+        loss_v_old = compute_loss_v(o, ret)
 
-    train_pi = MpiAdamOptimizer(args.pi_lr).minimize(loss_pi, pi.params)
-    train_v = MpiAdamOptimizer(args.vf_lr).minimize(loss_v, v.params)
+        loss_pi_old, info_old = compute_loss_pi(o, a, adv, logp_old)
+        pi_optimizer.minimize(loss_pi_old)
 
-    sess = make_session(args.threads)
-    sess.run(sync_all_params())
+        for _ in tf.range(args.train_v_iters):
+            v_optimizer.minimize(compute_loss_v(o, ret))
+
+        loss_pi, info = compute_loss_pi(o, a, adv, logp_old)
+        loss_v = compute_loss_v(o, ret)
+        stats = {"Entropy": info_old["ent"], "KL": info["kl"]}
+        stats |= {"LossPi": loss_pi_old, "DeltaLossPi": loss_pi_old - loss_pi}
+        stats |= {"LossV": loss_v_old, "DeltaLossV": loss_v_old - loss_v}
+        return stats
+
+    # Session: placeholders for one epoch's batch, and what is computed from them
+    o = tf.placeholder(tf.float32, [None, obs_dim])
+    a = tf.placeholder(env.action_space.dtype, [None, *env.action_space.shape])
+    adv, ret = (tf.placeholder(tf.float32, [None]) for _ in range(2))
+    dist = pi.dist(o)
     mode = tf.argmax(dist[0], 1) if discrete else dist[0]
-    model = Model(sess, {"x": o_ph, "a": a_ph}, {"pi": mode, "v": v_out, "logp": logp})
+    outputs = {"pi": mode, "v": v(o), "logp": pi.logp(dist, a)}
+    model = Model(sess, {"x": o, "a": a}, outputs)
+    value = sess.make_callable(outputs["v"], [o])
+    run_update = sess.make_callable(update(o, a, adv, ret), [o, a, adv, ret])
 
-    def value(o):
-        return sess.run(v_out, {o_ph: o})
+    # Act in NumPy, on a copy of the policy's parameters
+    def get_pi_params():
+        return sess.run(pi.params)
 
-    # Update
-    def update():
-        o, a, adv, ret, values = buf.get(value)
-        logp_old = sess.run(logp, {o_ph: o, a_ph: a})
-        inputs = {o_ph: o, a_ph: a, adv_ph: adv, ret_ph: ret, logp_old_ph: logp_old}
-        loss_pi_old, loss_v_old, info_old = sess.run([loss_pi, loss_v, info], inputs)
-
-        sess.run(train_pi, inputs)
-
-        for _ in range(args.train_v_iters):
-            sess.run(train_v, inputs)
-
-        loss_pi_new, loss_v_new, info_new = sess.run([loss_pi, loss_v, info], inputs)
-        logger.store(VVals=values, Entropy=info_old["ent"], KL=info_new["kl"])
-        logger.store(LossPi=loss_pi_old, DeltaLossPi=loss_pi_old - loss_pi_new)
-        logger.store(LossV=loss_v_old, DeltaLossV=loss_v_old - loss_v_new)
-
-    # Act in NumPy, on a copy of the network's parameters, taken after each update
-    pi_params = sess.run(pi.params)
+    # The NumPy policy must be the same function as the network
     low, high = (None, None) if discrete else (env.action_space.low, env.action_space.high)
     o = weights_rng.standard_normal(obs_dim, np.float32)
-    for x, y in zip(dist_numpy(pi_params, o), sess.run(dist, {o_ph: o[None]}), strict=True):
+    for x, y in zip(pi.dist_numpy(get_pi_params(), o), sess.run(pi.dist(o[None])), strict=True):
         if not np.allclose(x, y, atol=1e-4):
-            fail("dist_numpy and pi.dist disagree: change dist_numpy as the network was changed")
+            raise SidespinError("mlp_numpy or dist_numpy differs from mlp or dist: change both")
 
-    # All that --resume needs
-    logger = EpochLogger(args, __file__)
-    checkpoint = Checkpoint(logger, model, rng, env)
+    # Logs and checkpoints
+    columns = "EpRet* EpLen VVals* LossPi LossV DeltaLossPi DeltaLossV Entropy KL"
+    logger = EpochLogger(run, columns)
+    checkpoint = Checkpoint(run, State(sess), rng, env)
 
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0
     first_epoch, o, ep_ret, ep_len = checkpoint.restore(o, ep_ret, ep_len)
-    pi_params = sess.run(pi.params)
+    pi_params = get_pi_params()
     for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
-            a = act(pi_params, o, rng)
+            a = pi.act(pi_params, o, rng)
             o2, r, d, truncated, _ = env.step(a if discrete else a.clip(low, high))
             buf.store(o, a, r)
             o, ep_ret, ep_len = o2, ep_ret + r, ep_len + 1
@@ -271,28 +290,22 @@ def main(args):
                 o, ep_ret, ep_len = env.reset()[0], 0.0, 0
             logger.progress(epoch, t, local_steps)
 
-        update()
-        pi_params = sess.run(pi.params)
+        *batch, values = buf.get(value)
+        logger.store(VVals=values, **run_update(*batch))
+        pi_params = get_pi_params()
 
-        logger.log_tabular("Epoch", epoch)
-        logger.log_tabular("EpRet", with_min_and_max=True)
-        logger.log_tabular("EpLen", average_only=True)
-        logger.log_tabular("VVals", with_min_and_max=True)
-        logger.log_tabular("TotalEnvInteracts", (epoch + 1) * args.steps_per_epoch)
-        logger.log_tabular("LossPi", average_only=True)
-        logger.log_tabular("LossV", average_only=True)
-        logger.log_tabular("DeltaLossPi", average_only=True)
-        logger.log_tabular("DeltaLossV", average_only=True)
-        logger.log_tabular("Entropy", average_only=True)
-        logger.log_tabular("KL", average_only=True)
-        logger.dump_tabular()
+        logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:
-            save_model(logger.folder, model, epoch if args.keep_models else None)
-            checkpoint.save(epoch + 1)
-    return logger.folder
+            save_model(run, model, epoch)
+            checkpoint.save(epoch + 1, o, ep_ret, ep_len)
+
+
+def main(args):
+    """Train and return the run's folder."""
+    with tf.Graph().as_default(), Run(args, __file__) as run:
+        train(args, run)
+    return run.folder
 
 
 if __name__ == "__main__":
-    args = parse_args(Args, __doc__)
-    mpi_fork(args.cpu)
-    main(args)
+    launch(main, Args)

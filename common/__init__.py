@@ -1,1 +1,1 @@
-"""Plumbing that teaches no reinforcement learning: logging, MPI, environments, saving."""
+"""Plumbing you never need to read: MPI, the run's folder, logging, checkpoints."""

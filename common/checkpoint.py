@@ -1,131 +1,149 @@
-"""Checkpoints: all that the rest of a run depends on, so that --resume goes on bit for bit.
+"""Checkpoints: all that the rest of a run depends on, so that --resume continues bit for bit.
 
 The folder checkpoint/ of a run holds its last two checkpoints. After N epochs, on rank R:
 
-    epoch<N>.json               the parts with their checksums; being there makes it a checkpoint
-    epoch<N>.rank<R>.npz        networks, optimizers, generators and the episode under way
-    replay.rank<R>.<i>-<j>.npz  the transitions from the i-th to before the j-th ever stored
+    epoch<N>.json               the parts and their checksums; its presence makes it a checkpoint
+    epoch<N>.rank<R>.npz        networks, optimizers, generators and the current episode
+    replay.rank<R>.<i>-<j>.npz  transitions i to j - 1, counted from the first ever stored
 
-Every file is written beside its place, synced to the disk and renamed into it, on all ranks before
-the one rename of the .json: a kill at any instant leaves the checkpoint before that one whole.
+Every file is written beside its place, synced to the disk and renamed, on all ranks before the one
+rename of the .json: a kill at any instant leaves the previous checkpoint whole.
 
-A checkpoint writes only the transitions that are new. A transition keeps its number for ever and
-lies in the replay buffer at that number modulo the buffer's size; the buffer is the last numbers.
-So when the buffer wraps, nothing that is on the disk changes: a file just falls out of the range,
-and is deleted when it has done so for both checkpoints.
+A checkpoint writes only the transitions that are new. A transition keeps its number forever and
+sits in the replay buffer at that number modulo the buffer's size; the buffer holds the last numbers.
+So when the buffer wraps, nothing on the disk changes: a file just falls out of the range, and is
+deleted once neither checkpoint needs it.
 """
 
-import contextlib
-import hashlib
 import io
 import json
-import os
 
 import numpy as np
 
-from common.mpi import comm, fail, num_procs, proc_id, warn, writing
+from common.env import Replayable, get_state, set_state
+from common.errors import SidespinError, flag, warn
+from common.mpi import comm, first_problem, num_procs, proc_id
+from common.run import checksum, read_config, write_file
 
 
 class Checkpoint:
-    """Writes and reads one rank's part of a run's checkpoints."""
+    """Writes and reads one rank's part of a run's checkpoints.
 
-    def __init__(self, logger, state, rng, env, buf=None):
-        self.logger, self.state, self.rng, self.env, self.buf = logger, state, rng, env, buf
-        self.folder = logger.folder / "checkpoint"
+    state has get_state() and set_state(); both frameworks' utils have one. The environment may be
+    wrapped further: numbers and arrays that a wrapper holds are saved, too.
+    """
+
+    def __init__(self, run, state, rng, env, buf=None):
+        self.run, self.state, self.rng, self.env, self.buf = run, state, rng, env, buf
+        self.folder = run.folder / "checkpoint"
         self.epoch, self.stored, self.replay = 0, 0, []  # of the last checkpoint
+        self.inner = env
+        while not isinstance(self.inner, Replayable):
+            if not hasattr(self.inner, "env"):
+                raise SidespinError("checkpoints need an environment that make_env() has made")
+            self.inner = self.inner.env
 
     def restore(self, o, ep_ret, ep_len):
-        """Return the epochs done and the episode under way: the one given, or the checkpoint's."""
-        names = [p.stem for p in self.folder.glob("epoch*.json")] if self.logger.resumes else []
-        found = [int(name[5:]) for name in names if name[5:].isdecimal()]
+        """Return the epochs done and the current episode: the one given, or the checkpoint's."""
+        found = epochs_saved(self.run.folder) if self.run.resumes else []
         damages = []
-        for epoch in sorted(comm.bcast(found), reverse=True):
+        for epoch in sorted(comm().bcast(found), reverse=True):
             part, damage = self._load(epoch)
-            damage = next(filter(None, comm.allgather(damage)), None)
+            damage = first_problem(damage)
             if not damage:
                 break
             damages.append(damage)
         else:
-            if damages:
-                fail(f"cannot resume: {'; '.join(damages)}; --overwrite starts anew")
-            self.logger.begin(0)
+            self._start_anew(damages)
             return 0, o, ep_ret, ep_len
 
         if damages:
             warn(f"{'; '.join(damages)}; using the checkpoint after {epoch} epochs")
-        if epoch >= self.logger.args.epochs:
-            self.logger.say(f"finished, {epoch} epochs are done; a larger --epochs would go on")
+        if epoch >= self.run.args.epochs:
+            more = f"to continue, choose a larger {flag('epochs')}"
+            self.run.say(f"finished, {epoch} epochs are done; {more}")
             return epoch, o, ep_ret, ep_len
         self.epoch = epoch
         self.rng.bit_generator.state = part["rng"]
-        episode = self.env.replay(part["episode"])
-        strayed = [rank for rank, e in enumerate(comm.allgather(episode)) if e is None]
+        replays = self.inner.replay(part["episode"])
+        set_state(self.env, part["wrappers"])
+        strayed = [rank for rank, there in enumerate(comm().allgather(replays)) if not there]
         if strayed:
             ranks = f" on rank {', '.join(map(str, strayed))}" if num_procs() > 1 else ""
             warn(f"the environment does not replay exactly: a new episode begins{ranks}")
-        self.logger.begin(epoch)
-        return epoch, *(episode or (self.env.reset()[0], 0.0, 0))
+        self.run.write_config()
+        self.run.say(f"resuming with epoch {epoch}")
+        return epoch, *(part["now"] if replays else (self.env.reset()[0], 0.0, 0))
 
-    def save(self, epoch):
-        """Make the state after so many epochs the current checkpoint, and keep the one before."""
-        with writing(self.folder):
+    def _start_anew(self, damages):
+        anew = f"{flag('overwrite')} starts anew"
+        if damages:
+            raise SidespinError(f"cannot resume: {'; '.join(damages)}; {anew}")
+        if self.run.resumes:
+            rows = len(self.run.rows()) - 1 if proc_id() == 0 else 0
+            if comm().bcast(rows) > read_config(self.run.folder).get("save_freq", 1):
+                raise SidespinError(f"{self.run.folder} has epochs but no checkpoint: {anew}")
+        if self.run.args.resume:
+            self.run.say("no checkpoint yet, starting")
+
+    def save(self, epoch, o, ep_ret, ep_len):
+        """Make the state after this many epochs the current checkpoint; keep the previous one."""
+        with self.run.writing():
             previous, rank = (self.epoch, list(self.replay)), proc_id()
-            if self.epoch == 0:  # later on, that it is gone is an error
+            if self.epoch == 0:  # later on, its absence is an error
                 self.folder.mkdir(exist_ok=True)
             if self.buf is not None:
                 self._save_new_transitions(epoch)
-            episode, arrays = self.env.episode()
-            arrays = {f"episode/{key}": x for key, x in arrays.items()}
-            arrays |= {f"state/{key}": x for key, x in self.state.get_state().items()}
-            part = {"rng": self.rng.bit_generator.state, "episode": episode}
+            part = {"rng": self.rng.bit_generator.state, "episode": self.inner.episode()}
+            part |= {"now": [o, float(ep_ret), ep_len], "state": self.state.get_state()}
+            part |= {"wrappers": get_state(self.env, until=self.inner)}
             part |= {"stored": self.stored, "replay": self.replay}
-            arrays["part"] = np.array(json.dumps(part))
-            digest = self._write(f"epoch{epoch}.rank{rank}.npz", arrays)
-            digests = comm.gather(digest)  # also waits for all ranks to have written their parts
+            digest = self._write(f"epoch{epoch}.rank{rank}.npz", pack(part))
+            digests = comm().gather(digest)  # also waits for all ranks to have written their parts
             if rank == 0:
-                index = {"epoch": epoch, "run": self.logger.identity, "parts": digests}
-                index["table"] = _digest(self.logger.table_without_times(epoch))
-                index["checksum"] = _digest(json.dumps(index).encode())
+                index = {"epoch": epoch, "run": self.run.identity, "parts": digests}
+                index["table"] = self.run.table_checksum(epoch)
+                index["checksum"] = checksum(json.dumps(index).encode())
                 write_file(self.folder / f"epoch{epoch}.json", json.dumps(index).encode())
-            comm.barrier()
+            comm().barrier()
             self.epoch = epoch
-            # Whatever neither checkpoint needs: older ones, and what a kill has left behind
+            # Delete what neither checkpoint needs: older ones, and what a kill has left behind
             needed = {name for name, _ in self.replay + previous[1]}
             needed |= {f"epoch{e}.rank{rank}.npz" for e in (epoch, previous[0])}
             needed |= {f"epoch{e}.json" for e in (epoch, previous[0])}
             for path in self.folder.iterdir():
-                if path.name not in needed and (f".rank{rank}." in path.name or _is_index(path)):
+                mine = f".rank{rank}." in path.name or (rank == 0 and ".json" in path.name)
+                if mine and path.name not in needed:
                     path.unlink(missing_ok=True)
 
     def _save_new_transitions(self, epoch):
-        steps = self.logger.args.steps_per_epoch // num_procs()  # each stores one transition
+        steps = self.run.args.steps_per_epoch // num_procs()  # each stores one transition
         start, self.stored = self.stored, epoch * steps
         start = max(start, self.stored - self.buf.max_size)
         if self.buf.ptr != self.stored % self.buf.max_size:
-            raise ValueError("checkpoints count on one transition stored in every step")
+            raise SidespinError("checkpoints count on one transition stored in every step", 1)
         slots = np.arange(start, self.stored) % self.buf.max_size
         name = f"replay.rank{proc_id()}.{start}-{self.stored}.npz"
         digest = self._write(name, {key: x[slots] for key, x in _arrays(self.buf).items()})
         oldest = self.stored - self.buf.max_size
-        self.replay = [(n, d) for n, d in self.replay if _transitions(n)[1] > oldest]
-        self.replay.append((name, digest))
+        self.replay = [[n, d] for n, d in self.replay if _transitions(n)[1] > oldest]
+        self.replay.append([name, digest])
 
     def _load(self, epoch):
-        """Read this rank's part of a checkpoint, return it or else what is wrong with it."""
+        """Read this rank's part of a checkpoint; return it, or else what is wrong with it."""
         path = self.folder / f"epoch{epoch}.json"
         try:
             index = json.loads(path.read_bytes())
-            checksum = index.pop("checksum")
-            if _digest(json.dumps(index).encode()) != checksum or index["epoch"] != epoch:
+            digest = index.pop("checksum")
+            if checksum(json.dumps(index).encode()) != digest or index["epoch"] != epoch:
                 return None, f"{path} is damaged"
-            if index["run"] != self.logger.identity:
+            if index["run"] != self.run.identity:
                 return None, f"{path} belongs to another run"
-            path = self.folder.parent / "progress.txt"
-            if proc_id() == 0:
-                self._check(self.logger.table_without_times(epoch), index["table"])
+            path = self.run.folder / "progress.txt"
+            if proc_id() == 0 and self.run.table_checksum(epoch) != index["table"]:
+                return None, f"{path} is damaged"
             path = self.folder / f"epoch{epoch}.rank{proc_id()}.npz"
-            arrays = self._read(path, index["parts"][proc_id()])
-            part = json.loads(arrays.pop("part").item())
+            part = unpack(self._read(path, index["parts"][proc_id()]))
             for name, digest in part["replay"]:
                 path = self.folder / name
                 start, end = _transitions(name)
@@ -137,53 +155,64 @@ class Checkpoint:
             missing = isinstance(error, FileNotFoundError)
             return None, f"{path} is {'missing' if missing else 'damaged'}"
         try:
-            self.state.set_state(_below("state/", arrays))
-        except (KeyError, ValueError, RuntimeError):
-            return None, f"{path} is of other networks than this script's"
-        part["episode"] |= _below("episode/", arrays)
+            self.state.set_state(part["state"])
+        except (LookupError, ValueError, RuntimeError, TypeError, AttributeError):
+            return None, f"{path} holds other networks or optimizers than this script"
         if self.buf is not None:
-            self.stored, self.replay = part["stored"], [tuple(entry) for entry in part["replay"]]
+            self.stored, self.replay = part["stored"], part["replay"]
             self.buf.ptr = self.stored % self.buf.max_size
             self.buf.size = min(self.stored, self.buf.max_size)
         return part, None
-
-    def _check(self, data, digest):
-        if _digest(data) != digest:
-            raise ValueError("wrong checksum")
 
     def _write(self, name, arrays):
         data = io.BytesIO()
         np.savez(data, **arrays)
         write_file(self.folder / name, data.getbuffer())
-        return _digest(data.getbuffer())
+        return checksum(data.getbuffer())
 
     def _read(self, path, digest):
         data = path.read_bytes()
-        self._check(data, digest)
+        if checksum(data) != digest:
+            raise ValueError("wrong checksum")
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return dict(arrays)
 
 
-def write_file(path, data):
-    """Write a file beside its place, sync it to the disk, and rename it into place."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        with open(new, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)  # the rename itself
-    os.close(folder)
+def epochs_saved(folder):
+    """Return after how many epochs a run's folder has a checkpoint, as far as file names tell."""
+    names = [path.stem for path in (folder / "checkpoint").glob("epoch*.json")]
+    return [int(name[5:]) for name in names if name[5:].isdecimal()]
 
 
-def _digest(data):
-    return hashlib.sha256(data).hexdigest()
+def pack(tree):
+    """Turn nested dictionaries and lists into arrays by name; what is no array becomes JSON."""
+    arrays = {}
+
+    def visit(x):
+        if isinstance(x, dict):
+            return {key: visit(value) for key, value in x.items()}
+        if isinstance(x, list | tuple):
+            return [visit(value) for value in x]
+        if isinstance(x, np.ndarray | np.generic):
+            arrays[f"array{len(arrays)}"] = x
+            return {"array": len(arrays) - 1}
+        return x
+
+    structure = visit(tree)
+    return {**arrays, "structure": np.array(json.dumps(structure))}
+
+
+def unpack(arrays):
+    """Undo pack()."""
+
+    def visit(x):
+        if isinstance(x, dict):
+            if set(x) == {"array"}:
+                return arrays[f"array{x['array']}"][()]  # a number if it has no dimensions
+            return {key: visit(value) for key, value in x.items()}
+        return [visit(value) for value in x] if isinstance(x, list) else x
+
+    return visit(json.loads(arrays["structure"].item()))
 
 
 def _transitions(name):
@@ -194,11 +223,3 @@ def _transitions(name):
 
 def _arrays(buf):
     return {key: x for key, x in vars(buf).items() if isinstance(x, np.ndarray)}
-
-
-def _below(prefix, arrays):
-    return {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
-
-
-def _is_index(path):
-    return proc_id() == 0 and ".json" in path.name

@@ -1,8 +1,9 @@
 """Environments as the scripts see them: 1-D float32 observations, Discrete or 1-D Box actions.
 
-And with a memory of how the episode under way came about, which is how a checkpoint keeps it.
+They also remember how the current episode came about, which is how a checkpoint saves it.
 """
 
+import collections
 import contextlib
 import json
 import traceback
@@ -13,12 +14,13 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import FlattenObservation, TransformAction, TransformObservation
 
-from common.mpi import Stopped, comm, fail
+from common.errors import SidespinError
+from common.mpi import first_problem
 
 LARGEST = float(np.finfo(np.float32).max)  # buffers are float32
 
 
-def make_env(env_id, max_ep_len, action_spaces, **kwargs):
+def make_env(env_id, max_ep_len=None, bounded_actions=False, **kwargs):
     """Make a Gymnasium environment; max_ep_len, unless None, overrides its own time limit."""
     env, problem = None, None
     try:
@@ -31,30 +33,34 @@ def make_env(env_id, max_ep_len, action_spaces, **kwargs):
         if not isinstance(error, gym.error.Error | ImportError):  # a fault in its own code
             *_, (file, line, _, _) = traceback.extract_tb(error.__traceback__)
             problem += f" ({type(error).__name__} in {file}, line {line})"
-    problem = next(filter(None, comm.allgather(problem)), None)  # one machine may lack a package
+    problem = first_problem(problem)  # one machine may lack a package
     if problem:
-        fail(problem)
+        raise SidespinError(problem)
 
     space = env.observation_space
     if not isinstance(space, Box) or len(space.shape) != 1:
         if not space.is_np_flattenable:
-            fail(f"{env_id} has observations {space}, which cannot be flattened into a vector")
+            raise SidespinError(f"the observations of {env_id}, {space}, cannot be flattened")
         env = FlattenObservation(env)
     # Always a copy: some environments return one array of their own and change it in place.
     box = _float32_box(env.observation_space.low, env.observation_space.high)
     env = TransformObservation(env, lambda o: np.array(o, np.float32), box)
 
     space = env.action_space
-    if not isinstance(space, action_spaces) or (isinstance(space, Box) and space.dtype.kind != "f"):
-        names = " or ".join(kind.__name__ for kind in action_spaces)
-        fail(f"{env_id} has actions {space}, where this script needs {names} (of floats)")
+    is_box = isinstance(space, Box) and space.dtype.kind == "f"
+    if bounded_actions and not (is_box and np.isfinite(space.high - space.low).all()):
+        problem = "this script needs bounded continuous actions"
+        raise SidespinError(f"{problem}, but {env_id} has {space}")
+    if not is_box and not isinstance(space, Discrete):
+        problem = "the scripts need Discrete actions or a Box of floats"
+        raise SidespinError(f"{problem}, but {env_id} has {space}")
     if isinstance(space, Discrete) and (space.start != 0 or space.dtype != np.int64):
         env = TransformAction(
             env, lambda a: space.dtype.type(a + space.start), Discrete(int(space.n))
         )
     elif isinstance(space, Box) and (len(space.shape) != 1 or space.dtype != np.float32):
         box = _float32_box(space.low.ravel(), space.high.ravel())
-        # Rounded to float32 a bound may lie outside of the space, so clip to the real ones.
+        # Rounded to float32, a bound may lie outside the space, so clip to the real ones.
         env = TransformAction(
             env,
             lambda a: a.reshape(space.shape).astype(space.dtype).clip(space.low, space.high),
@@ -64,16 +70,16 @@ def make_env(env_id, max_ep_len, action_spaces, **kwargs):
 
 
 class Replayable(gym.Wrapper):
-    """Keeps the generators' state before the last reset and the actions since.
+    """Keeps the environment's state before the last reset, and the actions since.
 
-    Also ends the run where a reward or an observation is not finite: it would spoil the buffer.
+    Also stops the run if a reward or an observation is not finite: it would spoil the buffer.
     """
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:  # an environment may draw from its spaces
             self.unwrapped.observation_space.seed(seed)
             self.unwrapped.action_space.seed(seed)
-        self.seed, self.generators, self.actions, self.ep_ret = seed, self._states(), [], 0.0
+        self.seed, self.before, self.actions = seed, get_state(self.env), []
         self.o, info = self.env.reset(seed=seed, options=options)
         self._check_finite(0.0)
         return self.o, info
@@ -82,55 +88,103 @@ class Replayable(gym.Wrapper):
         self.actions.append(np.array(a))
         self.o, r, d, truncated, info = self.env.step(a)
         r = r.item() if isinstance(r, np.ndarray) else r
-        self.ep_ret = self.ep_ret + r
         self._check_finite(r)
         return self.o, r, d, truncated, info
 
     def episode(self):
-        """Return what replay needs: what goes into JSON, and arrays."""
-        facts = {"seed": self.seed, "before": self.generators, "after": self._states()}
-        facts |= {"ep_ret": float(self.ep_ret), "ep_len": len(self.actions)}
-        return facts, {"o": self.o, "actions": np.array(self.actions)}
+        """Return what replay needs."""
+        states = {"before": self.before, "after": get_state(self.env)}
+        return {"seed": self.seed, **states, "o": self.o, "actions": np.array(self.actions)}
 
     def replay(self, episode):
-        """Step to where an episode was; return o, ep_ret and ep_len, or None if it goes astray."""
+        """Step to where an episode was; return whether the environment got there."""
         with contextlib.suppress(Exception):  # an environment may not like what it once did
-            self._set_states(episode["before"])
+            set_state(self.env, episode["before"])
             self.reset(seed=episode["seed"])
-            self.generators = episode["before"]  # before a seeded reset there may have been none
+            self.before = episode["before"]  # before a seeded reset there may have been less
             for a in episode["actions"]:
                 self.step(a)
-            now, _ = self.episode()
-            if self.o.tobytes() == episode["o"].tobytes() and now == {k: episode[k] for k in now}:
-                return self.o, self.ep_ret, len(self.actions)
-        self._set_states(episode["after"])
-        return None
-
-    def _bit_generators(self):
-        """Return those that the environment and its spaces draw from, as far as can be seen."""
-        env = self.unwrapped
-        return {
-            f"{i} {name}": getattr(x, "bit_generator", None) or x._bit_generator
-            for i, owner in enumerate((env, env.observation_space, env.action_space))
-            for name, x in vars(owner).items()
-            if isinstance(x, np.random.Generator | np.random.RandomState)
-        }
-
-    def _states(self):
-        states = {name: x.state for name, x in self._bit_generators().items()}
-        return json.loads(json.dumps(states, default=np.ndarray.tolist))
-
-    def _set_states(self, states):
-        for name, x in self._bit_generators().items():
-            if name in states:
-                x.state = states[name]
+            there = self.o.tobytes() == episode["o"].tobytes()
+            if there and _text(get_state(self.unwrapped)) == _text(episode["after"][-1:]):
+                return True
+        set_state(self.env, episode["after"])
+        return False
 
     def _check_finite(self, r):
         if not abs(r) <= LARGEST:  # which is false for NaN, too
-            raise Stopped(f"the environment's reward is {r}")
+            raise SidespinError(f"the environment's reward is {r}", 1)
         if not np.isfinite(self.o).all():
             i = np.argmin(np.isfinite(self.o))
-            raise Stopped(f"number {i} of the environment's observation is {self.o[i]}")
+            raise SidespinError(f"number {i} of the environment's observation is {self.o[i]}", 1)
+
+
+def get_state(env, until=None):
+    """Return what survives a reset, from the outermost wrapper in: generators, running statistics.
+
+    Of a wrapper, that is every number and array it holds; of the environment itself, the NumPy
+    generators that it and its spaces draw from.
+    """
+    layers = []
+    while env is not until:
+        if not isinstance(env, gym.Wrapper):
+            owners = (env, env.observation_space, env.action_space)
+            return [*layers, [_variables(owner, generators_only=True) for owner in owners]]
+        layers.append(_variables(env))
+        env = env.env
+    return layers
+
+
+def set_state(env, layers):
+    """Restore what get_state() returned."""
+    for layer in layers:
+        if not isinstance(env, gym.Wrapper):
+            for owner, state in zip((env, env.observation_space, env.action_space), layer):
+                _set_variables(owner, state)
+            return
+        _set_variables(env, layer)
+        env = env.env
+
+
+def _variables(owner, generators_only=False):
+    found = {}
+    for name, x in vars(owner).items():
+        if isinstance(x, np.random.Generator | np.random.RandomState):
+            found[name] = _bit_generator(x).state
+        elif generators_only:
+            continue
+        elif isinstance(x, collections.deque) and all(map(_is_plain, x)):
+            found[name] = [np.array(item) for item in x]
+        elif _is_plain(x):
+            found[name] = np.array(x) if isinstance(x, np.ndarray) else x
+        elif hasattr(x, "__dict__") and vars(x) and all(map(_is_plain, vars(x).values())):
+            found[name] = _variables(x)  # such as Gymnasium's RunningMeanStd
+    return found
+
+
+def _set_variables(owner, state):
+    for name, value in state.items():
+        x = getattr(owner, name, None)
+        if isinstance(x, np.random.Generator | np.random.RandomState):
+            _bit_generator(x).state = value
+        elif isinstance(x, collections.deque):
+            x.clear()
+            x.extend(value)
+        elif isinstance(value, dict):
+            _set_variables(x, value)
+        else:
+            setattr(owner, name, value)
+
+
+def _text(state):
+    return json.dumps(state, default=np.ndarray.tolist)
+
+
+def _is_plain(x):
+    return isinstance(x, bool | int | float | np.number | np.ndarray)
+
+
+def _bit_generator(x):
+    return getattr(x, "bit_generator", None) or x._bit_generator
 
 
 def _float32_box(low, high):

@@ -1,243 +1,143 @@
-"""The run's folder and what goes into it each epoch; the same for both frameworks.
+"""What an epoch leaves behind: a table on the screen, a row in progress.txt, TensorBoard events."""
 
-<data_dir>/<exp_name>/<exp_name>_s<seed>/ holds config.json (the arguments and the versions they ran
-with), progress.txt (tab-separated, a row an epoch), the same as TensorBoard events, the model, and
-the checkpoints.
-"""
-
-import dataclasses
 import errno
-import fcntl
 import io
-import json
 import os
 import platform
-import re
-import shutil
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from common.checkpoint import write_file
-from common.mpi import (
-    comm,
-    fail,
-    is_terminal,
-    mpi_statistics_scalar,
-    mpi_sum,
-    num_procs,
-    print_out,
-    proc_id,
-    run,
-    warn,
-    writing,
-)
-
-RUN_FILES = (
-    "config.json* progress.txt events.out.tfevents.* model*.pt* tf1_save* checkpoint".split()
-)
-# With other values of these a run is still the same run, and can be resumed
-MAY_DIFFER = """epochs cpu threads data_dir exp_name save_freq resume overwrite
-    keep_models""".split()
-PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py")
+from common.errors import SidespinError
+from common.mpi import mpi_statistics_scalar, mpi_sum, num_procs, proc_id
+from common.run import print_out
 
 
 class EpochLogger:
-    """Collects numbers on every rank, reduces them over all ranks; rank 0 prints and writes."""
+    """Collects numbers on every rank and reduces them over all ranks; rank 0 prints and writes.
 
-    def __init__(self, args, script):
-        script = Path(script).stem
-        name = args.exp_name or re.sub(r"[^\w.-]+", "-", f"{script}_{args.env_id}")
-        self.folder = Path(args.data_dir) / name / f"{name}_s{args.seed}"
-        self.args, self.stored, self.row, self.header = args, {}, {}, None
-        self.broken, self.then = [], {}
-        config = {**dataclasses.asdict(args), "exp_name": name}
-        config |= {"script": script, "ranks": num_procs()}
-        self.config = json.loads(json.dumps(config))  # as it will be read: a tuple is a list
-        self.identity = {k: v for k, v in self.config.items() if k not in MAY_DIFFER}
-        problem, self.resumes = comm.bcast(self._open() if proc_id() == 0 else None)
-        if problem:
-            fail(problem)
-        self.say(f"{script} on {args.env_id}, {num_procs()} rank(s)")
-        run.epoch, run.resume_argv = None, self._resume_argv()
-        self.epoch_start, self.rate = None, None
-        self.next_progress = 0.0 if proc_id() == 0 and is_terminal(sys.stdout) else np.inf
+    The columns are those of Spinning Up. A star asks for average, std, max and min: "EpRet*" gives
+    AverageEpRet, StdEpRet, MaxEpRet and MinEpRet, while "EpLen" is the average alone.
+    """
 
-    def _open(self):
-        """Take hold of the folder; return what is wrong, and whether it holds a run to resume."""
-        try:
-            old = [p for pattern in RUN_FILES for p in self.folder.glob(pattern)]
-            if old and not self.args.overwrite and not self.args.resume:
-                return (
-                    f"{self.folder} already holds a run: choose --resume, --overwrite, another "
-                    "--exp-name or another --seed"
-                ), False
-            problem = self._differences() if old and self.args.resume else None
-            if problem:
-                return problem, False
-            if len(os.fsencode(self.folder.name)) > 255:
-                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # The lock goes with the process, however that ends.
-            self.table = open(self.folder / "progress.txt", "ab+", buffering=0)
-            _lock(self.table)
-            if not self.args.resume:
-                with writing(self.folder):
-                    self._remove(old)
-        except BlockingIOError:
-            return f"another process is training in {self.folder}", False
-        except OSError as error:
-            return f"cannot write to {self.folder}: {error.strerror}", False
-        return None, bool(old and self.args.resume)
-
-    def _remove(self, old):
-        """Make room for a new run, in an order that leaves nothing to be resumed by mistake."""
-        for index in self.folder.glob("checkpoint/*.json"):
-            index.unlink()
-        self.table.truncate(0)
-        for path in old:
-            if path.name != "progress.txt":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def _differences(self):
-        """Return what keeps this command from going on with the run in the folder."""
-        try:
-            then = self.then = dict(json.loads((self.folder / "config.json").read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return None  # killed before it was written; checkpoints know whose they are
-        differences = [
-            f"{key if key in ('script', 'ranks') else '--' + key.replace('_', '-')} "
-            f"{now}, then {then.get(key)}"
-            for key, now in self.identity.items()
-            if then.get(key) != now
-        ]
-        if differences:
-            return f"cannot resume {self.folder} with other settings: now {'; '.join(differences)}"
-        versions = {**_versions(), **(then.get("versions") or {})}
-        changed = [f"{k} {versions[k]}" for k, v in _versions().items() if versions[k] != v]
-        if changed:
-            warn(f"the last digits may differ, this run began with {', '.join(changed)}")
-        return None
-
-    def _resume_argv(self):
-        """Return the command that goes on with this run."""
-        launcher = ["mpirun", "-np", str(num_procs())] if num_procs() != self.args.cpu else []
-        own = [word for word in sys.argv if word not in ("--resume", "--overwrite")]
-        return [*launcher, "python", *own, "--resume"]
-
-    def begin(self, epoch):
-        """Start the run's files, or cut them back to so many epochs: the rest is done again."""
-        problem, elapsed = comm.bcast(self._begin(epoch) if proc_id() == 0 else None)
-        if problem:
-            fail(problem)
-        if self.args.resume:
-            self.say(f"going on with epoch {epoch}" if epoch else "no checkpoint yet, starting")
-        self.start_time = time.time() - elapsed
-
-    def _begin(self, epoch):
-        """Return what is wrong, and the seconds that the epochs took."""
-        lines = self._lines()
-        rows = len(lines) - 1  # below the header
-        if epoch == 0 and rows > self.then.get("save_freq", 1):
-            return f"{self.folder} has epochs but no checkpoint: --overwrite starts anew", 0.0
-        lines = lines[: epoch + 1] if epoch else []
-        text = [line.decode().rstrip("\n").split("\t") for line in lines]
-        self.header = text[0] if text else None
-        try:
-            rows = [dict(zip(self.header, map(float, row))) for row in text[1:]]
-        except ValueError as error:
-            return f"{self.folder / 'progress.txt'} is damaged: {error}", 0.0
-        elapsed = rows[-1]["Time"] if rows else 0.0
-        with writing(self.folder):
-            self.table.truncate(sum(map(len, lines)))
-            for path in self.folder.glob("events.out.tfevents.*"):
-                path.unlink()
-            self.events = EventFile(self.folder)
-            for row in rows:
-                self.events.write(row, time.time() - elapsed + row["Time"])
-            config = {**self.config, "python": platform.python_version(), "versions": _versions()}
-            write_file(self.folder / "config.json", (json.dumps(config, indent=4) + "\n").encode())
-        return None, elapsed
-
-    def _lines(self):
-        self.table.seek(0)
-        return self.table.read().splitlines(keepends=True)
-
-    def table_without_times(self, epoch):
-        """Return the rows of so many epochs, from the disk, less what no two runs share."""
-        os.fsync(self.table.fileno())
-        lines = [line.split(b"\t") for line in self._lines()[: epoch + 1]]
-        kept = [i for i, key in enumerate(lines[0]) if key.strip() not in (b"Time", b"StepsPerSec")]
-        whole = len(lines) == epoch + 1 and all(line[-1].endswith(b"\n") for line in lines)
-        return b"\n".join(b"\t".join(line[i] for i in kept) for line in lines) if whole else b""
-
-    def say(self, message):
-        """Print a line about this run, once."""
-        if proc_id() == 0:
-            print_out(f"{self.folder}: {message}")
+    def __init__(self, run, columns):
+        self.run, self.args, self.columns = run, run.args, columns.split()
+        self.stored = {key.rstrip("*"): [] for key in self.columns}
+        self.start_time, self.epoch_start, self.events = time.time(), None, None
+        self.bar, self.next_progress, self.last_return = None, time.time() + 0.5, np.nan
 
     def store(self, **numbers):
-        """Keep numbers or arrays of them until log_tabular sums them up."""
+        """Keep numbers, or arrays of them, until the end of the epoch."""
         for key, value in numbers.items():
-            self.stored.setdefault(key, []).append(np.ravel(value))
+            if key not in self.stored:
+                raise SidespinError(f"there is no column for {key}: add it to EpochLogger(...)", 1)
+            value = value.detach() if hasattr(value, "detach") else value  # a torch tensor
+            self.stored[key].append(np.ravel(value))
 
-    def log_tabular(self, key, value=None, with_min_and_max=False, average_only=False):
-        """Add a value to the epoch's row, or statistics over all ranks of what was stored."""
-        if value is not None:
-            self.row[key] = value
-            return
-        values = np.concatenate(self.stored.pop(key, [np.empty(0)]))
-        mean, std, low, high = mpi_statistics_scalar(values, with_min_and_max=True)
-        if not np.isfinite(mean) and mpi_sum(values.size):
-            self.broken.append(f"{key} is {mean}")
-        self.row[key if average_only else f"Average{key}"] = mean
-        if not average_only:
-            self.row[f"Std{key}"] = std
-        if with_min_and_max:
-            self.row[f"Max{key}"], self.row[f"Min{key}"] = high, low
-
-    def dump_tabular(self):
-        """Print the epoch's row, append it to the run's files, stop if a number is not finite."""
+    def dump(self, epoch):
+        """Print the epoch's row and append it to the run's files; stop if a number is not finite."""
+        row = {"Epoch": epoch, "TotalEnvInteracts": (epoch + 1) * self.args.steps_per_epoch}
+        broken = []
+        for column in self.columns:
+            key = column.rstrip("*")
+            values, self.stored[key] = np.concatenate([np.empty(0), *self.stored[key]]), []
+            mean, std, low, high = mpi_statistics_scalar(values, with_min_and_max=True)
+            if not np.isfinite(mean) and mpi_sum(values.size):
+                broken.append(f"{key} is {mean}")
+            if column == key:
+                row[key] = mean
+            else:
+                row |= {
+                    f"Average{key}": mean,
+                    f"Std{key}": std,
+                    f"Max{key}": high,
+                    f"Min{key}": low,
+                }
         now = time.time()
-        self.row["Time"] = now - self.start_time
-        self.row["StepsPerSec"] = self.args.steps_per_epoch / (now - self.epoch_start)
-        self.rate, self.epoch_start = self.row["StepsPerSec"], now
         if proc_id() == 0:
-            with writing(self.folder):
-                if self.header is None:
-                    self.header = list(self.row)
-                    _write(self.table, "\t".join(self.header) + "\n")
-                _write(self.table, "\t".join(str(self.row[key]) for key in self.header) + "\n")
-                self.events.write(self.row, now)
-            width = max(map(len, self.row))
-            lines = [f"| {k:>{width}} | {_readable(v):>12} |" for k, v in self.row.items()]
+            with self.run.writing():
+                if self.events is None:
+                    self._begin(epoch, list(row))
+                row["Time"] = now - self.start_time
+                row["StepsPerSec"] = self.args.steps_per_epoch / (now - self.epoch_start)
+                _write(self.run.table, "\t".join(map(str, row.values())) + "\n")
+                self.events.write(row, now)
+            width = max(map(len, row))
+            lines = [f"| {k:>{width}} | {_readable(v):>12} |" for k, v in row.items()]
             rule = "-" * len(lines[0])
-            clear = "\r\x1b[K" if self.next_progress < np.inf else ""
-            print_out(clear + "\n".join([rule, *lines, rule]))
-        if self.broken:
-            epoch, broken = self.row["Epoch"], ", ".join(self.broken)
-            fail(
-                f"stopped in epoch {epoch}: {broken}; {self.folder} keeps what was saved before", 1
-            )
-        self.row = {}
+            self.hide_progress()
+            print_out("\n".join([rule, *lines, rule]))
+        self.epoch_start, self.run.epochs_done = now, epoch
+        if broken:
+            kept = f"{self.run.folder} keeps what was saved before"
+            raise SidespinError(f"{', '.join(broken)}; {kept}", 1)
+        self.run.epochs_done = epoch + 1
+
+    def _begin(self, epoch, columns):
+        """Cut the run's files back to the epochs that are done; the rest is done again."""
+        lines = self.run.rows()[: epoch + 1] if epoch else []
+        header = "\t".join([*columns, "Time", "StepsPerSec"]) + "\n"
+        if lines and lines[0].decode() != header:
+            raise SidespinError(f"{self.run.folder} has other columns than this script", 1)
+        rows = [dict(zip(header.split(), map(float, x.split(b"\t")))) for x in lines[1:]]
+        elapsed = rows[-1]["Time"] if rows else 0.0
+        self.start_time -= elapsed
+        self.epoch_start = self.epoch_start or self.start_time + elapsed
+        self.run.table.truncate(sum(map(len, lines)))
+        for path in self.run.folder.glob("events.out.tfevents.*"):
+            path.unlink()
+        self.events = EventFile(self.run.folder)
+        for row in rows:
+            self.events.write(row, self.start_time + row["Time"])
+        if not lines:
+            _write(self.run.table, header)
 
     def progress(self, epoch, step, steps):
-        """Redraw the progress line a few times a second, on a terminal only."""
-        run.epoch, now = epoch, time.time()
+        """Redraw the progress line a few times per second, if rank 0 has a terminal."""
+        now = time.time()
         if self.epoch_start is None:  # the first step of all: setting up does not count
-            self.epoch_start, self.next_progress = now, self.next_progress + now + 0.5
-        if now < self.next_progress or step == 0:
+            self.epoch_start, self.run.epochs_done = now, epoch
+        last = step + 1 == steps
+        if proc_id() > 0 or (now < self.next_progress and not last):
             return
         self.next_progress = now + 0.2
-        rate = step * num_procs() / (now - self.epoch_start)
-        steps_left = (self.args.epochs - epoch) * self.args.steps_per_epoch - step * num_procs()
-        left = steps_left / (self.rate or rate)  # a whole epoch's rate has the update in it
-        share = step / steps
-        bar = "#" * int(20 * share)
-        line = f"epoch {epoch + 1}/{self.args.epochs} [{bar:<20}] {share:4.0%}  "
-        print_out(f"\r\x1b[K{line}{rate:,.0f} steps/s  {_clock(left)} left", end="")
+        if self.bar is None:
+            self.bar = self._make_bar(epoch * self.args.steps_per_epoch)
+        if self.bar.disable:
+            self.next_progress = np.inf
+            return
+        self.bar.n = epoch * self.args.steps_per_epoch + (step + 1) * num_procs()
+        self.bar.set_description_str(f"epoch {epoch + 1}/{self.args.epochs}", refresh=False)
+        returns = self.stored.get("EpRet") or [self.last_return]
+        self.last_return = float(np.mean(returns[-1]))
+        phase = "testing" if "TestEpRet" in self.stored else "updating"
+        text = phase if last else f"return {self.last_return:.4g}"
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.refresh()
+
+    def _make_bar(self, initial):
+        from tqdm import tqdm
+
+        terminal = find_terminal()
+        bar = tqdm(
+            total=self.args.epochs * self.args.steps_per_epoch,
+            initial=initial,
+            file=terminal or sys.stderr,
+            disable=terminal is None,
+            unit=" steps",
+            bar_format="{desc} {percentage:3.0f}%|{bar}| {rate_fmt}, {remaining} left, {postfix}",
+            smoothing=0,  # the mean rate: an epoch's steps are fast and its update is not a step
+            dynamic_ncols=True,
+            leave=False,
+        )
+        self.run.on_exit.callback(bar.close)
+        return bar
+
+    def hide_progress(self):
+        if self.bar is not None and not self.bar.disable:
+            self.bar.clear()
 
 
 class EventFile:
@@ -264,33 +164,32 @@ class EventFile:
         _write(self.file, record.getvalue())
 
 
-def _lock(file):
-    """Take hold of an open file or raise BlockingIOError; some network disks know no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-            raise
+def find_terminal():
+    """Return the terminal that the user looks at, or None.
+
+    A rank writes into a pipe, so on Linux this is the terminal of the mpirun that started it.
+    """
+    if sys.stdout is not None and sys.stdout.isatty():
+        return sys.stdout
+    pid = os.getppid()
+    for _ in range(3 if num_procs() > 1 else 0):
+        try:
+            name, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            if "(mpi" in name:
+                path = os.readlink(f"/proc/{pid}/fd/1")
+                return open(path, "w") if path.startswith(("/dev/pts/", "/dev/tty")) else None
+            pid = int(fields.split()[1])  # its parent
+        except OSError:
+            return None
+    return None
 
 
 def _write(file, data):
-    """Append to an unbuffered file, in one piece: nothing is left to be written at exit."""
+    """Append to an unbuffered file in one piece: nothing is left to be written at exit."""
     data = data.encode() if isinstance(data, str) else data
     if file.write(data) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
 
-def _versions():
-    """Return the versions of those packages that this process has imported."""
-    imported = {name: sys.modules.get(name) for name in PACKAGES}
-    return {name: module.__version__ for name, module in imported.items() if module}
-
-
 def _readable(value):
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _clock(seconds):
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

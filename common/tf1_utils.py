@@ -1,4 +1,4 @@
-"""What the TF1 scripts share: MPI on parameters and gradients, Adam, tf1_save/, checkpoints."""
+"""What the TF1 scripts share: one compiled graph per update, Adam, MPI, tf1_save/, checkpoints."""
 
 import os
 import shutil
@@ -9,21 +9,60 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework.variable_pb2 import VariableDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from common.mpi import Stopped, broadcast, fail, mpi_avg, num_procs, proc_id, writing
-
-tf.disable_eager_execution()
-tf.logging.set_verbosity(tf.logging.ERROR)  # else every call of TF1's is reported as deprecated
+from common import mpi
+from common.errors import SidespinError
+from common.mpi import broadcast, num_procs, proc_id
+from common.run import KEPT_MODELS, MODELS
 
 
 def make_session(threads=1):
-    """Start a session of so many threads a rank, with all variables initialised."""
+    """Start a session with this many threads; all variables have rank 0's initial values."""
     sess = tf.Session(
         config=tf.ConfigProto(
             intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
         )
     )
     sess.run(tf.global_variables_initializer())
+    for variable in tf.trainable_variables():
+        value = sess.run(variable)
+        broadcast(value)
+        load(variable, value, sess)
     return sess
+
+
+def load(variable, value, sess):
+    """Overwrite a variable with an array."""
+    sess.run(variable.initializer, {variable.initializer.inputs[1]: value})
+
+
+def compiled(update):
+    """Make a function one graph: Python's loops and conditions on tensors become TensorFlow's.
+
+    XLA compiles it, unless there are several ranks: it cannot call MPI.
+    """
+    return tf.function(update, jit_compile=True if num_procs() == 1 else None)
+
+
+def compiled_loop(update, *batches):
+    """Call update on each batch [n, B, ...] in turn, all in one graph; stack what it returns."""
+    step = compiled(update)
+    slices = [tf.TensorSpec(x.shape[1:], x.dtype) for x in batches]
+    outputs = step.get_concrete_function(*slices).structured_outputs
+    outputs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs)
+
+    def loop(*batches):
+        one_by_one = dict(fn_output_signature=outputs, parallel_iterations=1)
+        return tf.map_fn(lambda batch: step(*batch), batches, **one_by_one)
+
+    return compiled(loop)(*batches)
+
+
+def mpi_avg(x):
+    """Average a tensor over all ranks, inside the graph."""
+    if num_procs() == 1:
+        return x
+    mean = tf.numpy_function(lambda x: np.asarray(mpi.mpi_avg(x), x.dtype), [x], x.dtype)
+    return tf.ensure_shape(mean, x.shape)
 
 
 def flat_concat(xs):
@@ -32,78 +71,72 @@ def flat_concat(xs):
 
 
 def split_flat(x, params):
-    """Cut the flat vector x into pieces of the shapes of the params."""
+    """Cut the flat vector x into pieces of the params' shapes."""
     parts = tf.split(x, [p.shape.num_elements() for p in params])
     return [tf.reshape(part, p.shape) for p, part in zip(params, parts)]
 
 
-def assign_params_from_flat(x, params):
-    """Return an op that cuts the flat vector x into the params."""
-    return tf.group([p.assign(part) for p, part in zip(params, split_flat(x, params))])
-
-
-def sync_params(params):
-    """Return an op that overwrites the params on every rank by rank 0's."""
-
-    def from_rank_0(x):
-        x = np.array(x)
-        broadcast(x)
-        return x
-
-    flat = tf.numpy_function(from_rank_0, [flat_concat(params)], tf.float32)
-    return assign_params_from_flat(flat, params)
-
-
-def sync_all_params():
-    """Return an op that overwrites all trainable variables on every rank by rank 0's."""
-    return sync_params(tf.trainable_variables())
-
-
 class MpiAdamOptimizer:
-    """Adam, its gradient averaged over all ranks in one Allreduce of one flat vector.
+    """Adam with the gradient averaged over all ranks, in one Allreduce of one flat vector.
 
-    The formula is torch's: epsilon is added after the bias correction of the second moment, where
+    The formula is torch's: it adds epsilon after the bias correction of the second moment, where
     TensorFlow's own AdamOptimizer adds it before, which weighs 30 times more at the first step.
     """
 
-    def __init__(self, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8):
-        self.learning_rate, self.epsilon = learning_rate, epsilon
+    def __init__(self, params, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8):
+        self.params, self.learning_rate, self.epsilon = params, learning_rate, epsilon
         # As the kernel has them: 1 - 0.999 in float32 is 1e-5 off, and so would be its correction.
         self.beta1, self.beta2 = float(np.float32(beta1)), float(np.float32(beta2))
+        self.t = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.ms = [tf.Variable(tf.zeros(p.shape), trainable=False) for p in params]
+        self.vs = [tf.Variable(tf.zeros(p.shape), trainable=False) for p in params]
 
-    def minimize(self, loss, params):
-        """Return an op that takes one step on the params."""
-        grads = tf.gradients(loss, params)
+    @tf.autograph.experimental.do_not_convert
+    def minimize(self, loss):
+        """Take one step; inside a compiled function, what follows sees the new parameters."""
+        grads = tf.gradients(loss, self.params)
         if num_procs() > 1:
-            flat = flat_concat(grads)
-            mean = tf.numpy_function(mpi_avg, [flat], tf.float32)
-            grads = split_flat(tf.ensure_shape(mean, flat.shape), params)
-        with tf.control_dependencies(None):  # a state does not wait for what comes before a step
-            t = tf.Variable(0, dtype=tf.int64, trainable=False)
-            ms = [tf.Variable(tf.zeros(p.shape), trainable=False) for p in params]
-            vs = [tf.Variable(tf.zeros(p.shape), trainable=False) for p in params]
-        t = tf.cast(t.assign_add(1), tf.float64)  # float32 has too few digits for 1 - 0.999^t
+            grads = split_flat(mpi_avg(flat_concat(grads)), self.params)
+        t = tf.cast(self.t.assign_add(1), tf.float64)  # float32 has too few digits for 1 - 0.999^t
         # The kernel computes p -= alpha m / (sqrt(v) + eps) in one pass. With alpha and eps times
-        # the root of v's correction that is torch's formula; beta powers of 0 are no correction.
+        # the root of v's correction that is torch's formula; beta powers of 0 mean no correction.
         correction = tf.sqrt(1 - self.beta2**t)
-        alpha = tf.cast(self.learning_rate / (1 - self.beta1**t) * correction, tf.float32)
+        alpha = tf.cast(self.learning_rate, tf.float64) / (1 - self.beta1**t) * correction
         eps = tf.cast(self.epsilon * correction, tf.float32)
-        steps = [
+        for p, m, v, grad in zip(self.params, self.ms, self.vs, grads):
             tf.raw_ops.ResourceApplyAdam(
                 var=p.handle,
                 m=m.handle,
                 v=v.handle,
                 beta1_power=0.0,
                 beta2_power=0.0,
-                lr=alpha,
+                lr=tf.cast(alpha, tf.float32),
                 beta1=self.beta1,
                 beta2=self.beta2,
                 epsilon=eps,
                 grad=grad,
             )
-            for p, m, v, grad in zip(params, ms, vs, grads)
-        ]
-        return tf.group(steps)
+
+
+class State:
+    """All variables of a session's graph, Adam's among them, for a checkpoint."""
+
+    def __init__(self, sess):
+        self.sess = sess
+
+    def _variables(self):
+        variables = self.sess.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+        return {variable.op.name: variable for variable in variables}
+
+    def get_state(self):
+        return self.sess.run(self._variables())
+
+    def set_state(self, arrays):
+        variables = self._variables()
+        if set(variables) != set(arrays):
+            raise ValueError("other variables")
+        for name, variable in variables.items():
+            load(variable, arrays[name], self.sess)
 
 
 class Model:
@@ -114,50 +147,45 @@ class Model:
         self.sess, self.saver = sess, tf.train.Saver(tf.trainable_variables())
         graph = tf.train.export_meta_graph(saver_def=self.saver.as_saver_def(), clear_devices=True)
         graph.meta_info_def.tags.append(tf.saved_model.tag_constants.SERVING)
-        signature = tf.saved_model.predict_signature_def(inputs, outputs)
-        graph.signature_def["serving_default"].CopyFrom(signature)
+        signature = graph.signature_def["serving_default"]
+        signature.method_name = tf.saved_model.signature_constants.PREDICT_METHOD_NAME
+        for infos, tensors in (signature.inputs, inputs), (signature.outputs, outputs):
+            for key, x in tensors.items():
+                infos[key].name, infos[key].dtype = x.name, x.dtype.as_datatype_enum
+                infos[key].tensor_shape.CopyFrom(x.shape.as_proto())
         saved_model = SavedModel(saved_model_schema_version=1, meta_graphs=[graph])
         self.graph = saved_model.SerializeToString()
-        self.variables = {v.op.name: v for v in tf.global_variables()}
-
-    def get_state(self):
-        """Return all variables, Adam's among them, as arrays by name, for a checkpoint."""
-        return self.sess.run(self.variables)
-
-    def set_state(self, arrays):
-        """Overwrite all variables by those of a checkpoint."""
-        for name, variable in self.variables.items():
-            variable.load(arrays[name], self.sess)
 
 
-def save_model(folder, model, itr=None):
-    """Write a SavedModel to tf1_save/, with itr also to tf1_save_<itr>/.
+def save_model(run, model, epoch):
+    """Write a SavedModel to tf1_save/; with --keep-models one per epoch as well.
 
     A reader of tf1_save/ finds a whole one, old or new, or none.
     """
-    if proc_id() == 0:
-        with writing(folder):
-            new, old = folder / "tf1_save.new", folder / "tf1_save.old"
-            for leftover in (new, old):
-                shutil.rmtree(leftover, ignore_errors=True)
-            try:
-                new.mkdir()
-                (new / "variables").mkdir()
-                (new / "saved_model.pb").write_bytes(model.graph)
-                path = str(new / "variables" / "variables")
-                model.saver.save(model.sess, path, write_meta_graph=False, write_state=False)
-            except BaseException as error:
-                shutil.rmtree(new, ignore_errors=True)
-                if isinstance(error, tf.errors.OpError | ValueError):  # how its saver fails
-                    problem = str(error).splitlines()[0]
-                    raise Stopped(f"cannot write to {new}: {problem}") from error
-                raise
-            if itr is not None:
-                shutil.copytree(new, folder / f"tf1_save_{itr}", dirs_exist_ok=True)
-            if (folder / "tf1_save").exists():
-                os.replace(folder / "tf1_save", old)
-            os.replace(new, folder / "tf1_save")
-            shutil.rmtree(old, ignore_errors=True)
+    if proc_id() > 0:
+        return
+    path = run.folder / MODELS["tf1"]
+    new, old = (path.with_name(f"{path.name}.{state}") for state in ("new", "old"))
+    with run.writing():
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            (new / "variables").mkdir(parents=True)
+            (new / "saved_model.pb").write_bytes(model.graph)
+            variables = str(new / "variables" / "variables")
+            model.saver.save(model.sess, variables, write_meta_graph=False, write_state=False)
+        except BaseException as error:
+            shutil.rmtree(new, ignore_errors=True)
+            if isinstance(error, tf.errors.OpError | ValueError):  # how its saver fails
+                raise OSError(0, str(error).splitlines()[0]) from error
+            raise
+        if run.args.keep_models:
+            kept = run.folder / KEPT_MODELS["tf1"].format(epoch)
+            shutil.copytree(new, kept, dirs_exist_ok=True)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(new, path)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def load_model(path):
@@ -170,7 +198,7 @@ def load_model(path):
         return {name: reader.get_tensor(name) for name in names}
     except (OSError, DecodeError, IndexError, ValueError, tf.errors.OpError) as error:
         what = f": {error.strerror}" if isinstance(error, OSError) else " as a saved model"
-        fail(f"cannot read {path}{what}")
+        raise SidespinError(f"cannot read {path}{what}") from error
 
 
 def restore_tf_graph(sess, folder):

@@ -3,54 +3,45 @@
 import io
 from pickle import UnpicklingError
 
+import numpy as np
 import torch
 from torch import nn
 
-from common.checkpoint import write_file
-from common.mpi import broadcast, fail, mpi_avg, num_procs, proc_id, writing
-
-
-def setup_pytorch_for_mpi(threads=1):
-    """Use so many threads a rank: more than cores / ranks would only wait for each other."""
-    torch.set_num_threads(threads)
+from common.errors import SidespinError
+from common.mpi import broadcast, mpi_avg, num_procs, proc_id
+from common.run import KEPT_MODELS, MODELS, write_file
 
 
 def sync_params(module):
-    """Overwrite the module's parameters on every rank by rank 0's."""
-    for p in module.parameters():
-        x = p.detach().numpy()
-        broadcast(x)
+    """Overwrite the module's parameters and buffers on every rank with rank 0's."""
+    for x in module.state_dict().values():
+        broadcast(x.numpy())
 
 
-def flat_params(module):
-    """Move a module's parameters and gradients into one vector each; return it as a parameter.
-
-    Adam, targets and averages over ranks then are one call, where a network has six tensors.
-    """
-    params = list(module.parameters())
-    sizes = [p.numel() for p in params]
-    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in params]))
-    flat.grad = torch.zeros_like(flat)
-    for p, x, grad in zip(params, flat.detach().split(sizes), flat.grad.split(sizes)):
-        p.data, p.grad = x.view_as(p), grad.view_as(p)
-    return flat
-
-
-def mpi_avg_grads(flat):
-    """Average the gradient of a vector of parameters over all ranks, in one Allreduce."""
-    if num_procs() > 1:
-        flat.grad.copy_(torch.as_tensor(mpi_avg(flat.grad.numpy())))
+def mpi_avg_grads(optimizer):
+    """Average the gradients of an optimizer's parameters over all ranks, in one Allreduce."""
+    if num_procs() == 1:
+        return
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in params:
+        if p.grad is None:  # on this rank, that is: another one may have a gradient
+            p.grad = torch.zeros_like(p)
+    grads = torch.as_tensor(mpi_avg(torch.cat([p.grad.flatten() for p in params]).numpy()))
+    for p, grad in zip(params, grads.split([p.numel() for p in params])):
+        p.grad.copy_(grad.view_as(p))
 
 
-def save_model(folder, module, itr=None):
-    """Write the state_dict to model.pt, whole or not at all; with itr also to model_<itr>.pt."""
+def save_model(run, module, epoch):
+    """Write the state_dict to model.pt, whole or not at all; with --keep-models one per epoch."""
     if proc_id() == 0:
-        with writing(folder):
-            data = io.BytesIO()
-            torch.save(module.state_dict(), data)
-            write_file(folder / "model.pt", data.getbuffer())
-            if itr is not None:
-                write_file(folder / f"model_{itr}.pt", data.getbuffer())
+        data = io.BytesIO()
+        torch.save(module.state_dict(), data)
+        names = [MODELS["torch"]]
+        if run.args.keep_models:
+            names.append(KEPT_MODELS["torch"].format(epoch))
+        with run.writing():
+            for name in names:
+                write_file(run.folder / name, data.getbuffer())
 
 
 def load_model(path):
@@ -60,32 +51,55 @@ def load_model(path):
         return {name: x.numpy() for name, x in state.items()}
     except (OSError, EOFError, RuntimeError, ValueError, AttributeError, UnpicklingError) as error:
         what = f": {error.strerror}" if isinstance(error, OSError) else " as a file of tensors"
-        fail(f"cannot read {path}{what}")
+        raise SidespinError(f"cannot read {path}{what}") from error
 
 
 class State:
-    """The tensors of modules and optimizers, as arrays by name, for checkpoints."""
+    """Anything with a state_dict (modules, optimizers, schedulers), for a checkpoint."""
 
     def __init__(self, *parts):
-        self.parts = dict(enumerate(parts))
+        self.parts = parts
 
     def get_state(self):
-        arrays = {}
-        for name, part in self.parts.items():
-            state = part.state_dict()
-            if not isinstance(part, nn.Module):  # an optimizer's state: by parameter, then by name
-                state = {f"{i}/{k}": x for i, s in state["state"].items() for k, x in s.items()}
-            arrays |= {f"{name}/{key}": x.numpy() for key, x in state.items()}
-        return arrays
+        return [_to_numpy(part.state_dict()) for part in self.parts]
 
-    def set_state(self, arrays):
-        for name, part in self.parts.items():
-            keys = [key for key in arrays if key.startswith(f"{name}/")]
-            state = {key.removeprefix(f"{name}/"): torch.as_tensor(arrays[key]) for key in keys}
-            if not isinstance(part, nn.Module):
-                moments = {}
-                for key, x in state.items():
-                    i, k = key.split("/")
-                    moments.setdefault(int(i), {})[k] = x
-                state = {**part.state_dict(), "state": moments}
-            part.load_state_dict(state)  # in place: the NumPy policy shares the memory
+    def set_state(self, states):
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(_to_torch(state))  # modules in place
+
+
+def _to_numpy(x):
+    """Turn a state_dict into dictionaries, lists and arrays; keys that are numbers are marked."""
+    if isinstance(x, dict):
+        return {f"#{k}" if isinstance(k, int) else k: _to_numpy(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [_to_numpy(v) for v in x]
+    return x.numpy() if isinstance(x, torch.Tensor) else x
+
+
+def _to_torch(x):
+    if isinstance(x, dict):
+        return {int(k[1:]) if k[0] == "#" else k: _to_torch(v) for k, v in x.items()}
+    if isinstance(x, list):
+        return [_to_torch(v) for v in x]
+    return torch.as_tensor(x) if isinstance(x, np.ndarray | np.generic) else x
+
+
+class Tanh(nn.Module):
+    """nn.Tanh to within 2e-7, five times faster on a CPU, where torch.tanh is slow."""
+
+    def forward(self, x):
+        return _Tanh.apply(x)
+
+
+class _Tanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.sigmoid(2 * x).mul_(2).sub_(1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward(grad, y)  # grad * (1 - y^2), and differentiable itself

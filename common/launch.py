@@ -1,0 +1,199 @@
+"""How a script becomes a program: its command line, --cpu, signals, and how all ranks end together.
+
+Nothing of this happens when a script is imported: a notebook calls main(Args(...)) itself.
+"""
+
+import difflib
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from common import errors
+from common.errors import SidespinError, print_line
+from common.mpi import comm, num_procs, proc_id
+
+# What launchers tell the processes they start: the number of ranks, and which one this is
+LAUNCHERS = {
+    "PMI_SIZE": "PMI_RANK",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+}
+PATIENCE = 4  # seconds that a rank which has ended waits for the others to end, too
+
+
+class Interrupted(BaseException):
+    """A signal has asked the program to end."""
+
+
+def launch(main, args_class):
+    """Run main(args) with the arguments of the command line; a failure on one rank ends all."""
+    errors.command_line = True
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    end, error = None, None
+    try:
+        check_launcher()
+        end = End()
+        args = parse_args(args_class, sys.modules[main.__module__].__doc__)
+        start_ranks(getattr(args, "cpu", 1))
+        main(args)
+    except BaseException as caught:
+        error = caught
+    (end or End()).of_all_ranks(error)
+
+
+def _interrupt(number, frame):
+    signal.signal(number, signal.SIG_IGN)  # once is enough
+    raise Interrupted(number)
+
+
+def parse_args(args_class, doc):
+    """Read the command line into the dataclass; only rank 0 prints the help."""
+    import tyro
+    from tyro._errors import on_parse_error  # private, but the version is pinned
+
+    def fail(event):
+        raise SidespinError(f"{explain(event, args_class)}; --help explains all flags")
+
+    if {"-h", "--help"} & set(sys.argv) and is_job() and proc_id() > 0:
+        raise SystemExit(0)
+    title, *_, examples = doc.strip().split("\n\n")
+    config = [tyro.conf.FlagCreatePairsOff]
+    with on_parse_error(fail):
+        return tyro.cli(args_class, description=f"{title}\n\n{examples}", config=config)
+
+
+def explain(event, args_class):
+    """Turn tyro's account of a wrong command line into one sentence."""
+    if hasattr(event, "tokens"):
+        known = [errors.flag(name) for name in args_class.__dataclass_fields__]
+        return f"unrecognized options: {', '.join(suggest(x, known) for x in event.tokens)}"
+    if hasattr(event, "missing_arguments"):
+        missing = [argument.arg.lowered for argument in event.missing_arguments]
+        return f"missing {', '.join(str(x.metavar or x.name_or_flags[0]) for x in missing)}"
+    argument = getattr(event, "argument", None)
+    name = (*argument.lowered.name_or_flags, str(argument.lowered.metavar))[0] if argument else ""
+    if hasattr(event, "choices"):
+        return f"{name} must be one of {', '.join(event.choices)}, got {event.value}"
+    if hasattr(event, "message"):
+        return f"{name}: {event.message.split('Got errors:')[0].strip(' .')}".removeprefix(": ")
+    return f"{name} needs a value" if name else "this command line does not make sense"
+
+
+def suggest(word, known):
+    """Return a word that is not known, together with the known one that it may stand for."""
+    stem = word.split("=")[0]
+    similar = [x for x in known if len(stem) > 4 and x.startswith(stem)]
+    similar += difflib.get_close_matches(stem, known, 1)
+    return f"{word} (did you mean {similar[0]}?)" if similar and word.startswith("--") else word
+
+
+def is_job():
+    """Tell whether a launcher has started this process."""
+    return not {*LAUNCHERS, "PMIX_RANK"}.isdisjoint(os.environ)
+
+
+def start_ranks(n):
+    """Start this program again under `mpirun -np n`, unless n is one or it is an MPI job already."""
+    if n <= 1 or is_job():
+        return
+    # The launcher beside the interpreter is the one that this environment's mpi4py belongs to.
+    mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
+    if mpirun is None:
+        raise SidespinError("--cpu needs mpirun: install the packages of requirements.txt")
+    os.execv(mpirun, [mpirun, "-np", str(n), sys.executable, *sys.argv])
+
+
+def check_launcher():
+    """Stop if the launcher belongs to another MPI: each process would think it is the only one."""
+    for size, rank in LAUNCHERS.items():
+        started = os.environ.get(size, "1")
+        if started != "1" and num_procs() == 1:
+            if os.environ.get(rank, "0") != "0":
+                raise SystemExit(2)  # the first process says it for all
+            from mpi4py import MPI
+
+            library = " ".join(MPI.Get_library_version().split("\n")[0].split())
+            raise SidespinError(
+                f"{started} processes were started, but each thinks it is the only one: the "
+                f"launcher does not belong to this Python's MPI, {library}"
+            )
+
+
+class End:
+    """The end of a program: said once, with one exit code, and on all ranks."""
+
+    def __init__(self):
+        ranks = num_procs() if is_job() else 1
+        self.comm = comm().Dup() if ranks > 1 else None  # ranks may be stuck in the other one
+        self.codes = np.full(ranks, -1, np.int32)
+
+    def of_all_ranks(self, error):
+        """Say why the program ends, and end it."""
+        code = exit_code(error)
+        if self.comm is None:
+            say_why(error)
+        elif self.meet(code):
+            if proc_id() == np.argmax(self.codes != 0):  # the first rank that failed, if any
+                say_why(error)
+        else:
+            say_why(error or SystemExit(0), alone=True)
+            time.sleep(1)  # for the launcher to pass on what was printed: Abort ends it, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what MPI would add helps nobody
+            comm().Abort(code or 1)
+        sys.exit(code)
+
+    def meet(self, code):
+        """Exchange exit codes; return whether all ranks have come to their end."""
+        request = self.comm.Iallgather(np.array([code], np.int32), self.codes)
+        deadline = time.time() + PATIENCE
+        while not request.Test():
+            if time.time() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+def is_memory_error(error):
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def exit_code(error):
+    """Return the exit code that an exception, or None, ends the program with."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, Interrupted):
+        return 128 + error.args[0]
+    if isinstance(error, BrokenPipeError):
+        return 128 + signal.SIGPIPE
+    return 2 if is_memory_error(error) else getattr(error, "exit_code", 1)
+
+
+def say_why(error, alone=False):
+    """Print why the program ends, in one line unless it is a fault in the code."""
+    where = f" {error.where}" if hasattr(error, "where") else ""
+    resume = f"; to resume: {error.resume}" if hasattr(error, "resume") else ""
+    if isinstance(error, Interrupted):
+        print_line(f"interrupted{where}{resume}")
+    elif isinstance(error, SidespinError):
+        print_line(f"error: {f'stopped{where}: ' if where else ''}{error}{resume}")
+    elif error is not None and is_memory_error(error):
+        print_line(f"error: not enough memory: {error}")
+    elif isinstance(error, SystemExit):
+        if alone:
+            print_line(f"error: rank {proc_id()} has exited alone{resume}")
+        elif isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    elif error is not None and not isinstance(error, BrokenPipeError):  # as in `| head`
+        if alone:
+            print_line(f"error: rank {proc_id()} of {num_procs()} failed and ends the job:")
+        traceback.print_exception(error)

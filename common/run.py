@@ -1,0 +1,272 @@
+"""What a run is: its name, its folder, what makes two runs the same run, and who may write to it.
+
+<data_dir>/<exp_name>/<exp_name>_s<seed>/ holds
+
+    config.json     the arguments and the versions of all that matters
+    script.py       the script as it was when the run began
+    progress.txt    tab-separated, one row per epoch
+    events.out.*    the same for TensorBoard
+    model.pt        the weights (PyTorch), or tf1_save/ (TensorFlow)
+    checkpoint/     all that --resume needs
+"""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from common.args import check_args
+from common.errors import SidespinError, flag, warn
+from common.mpi import comm, first_problem, num_procs, proc_id
+
+MODELS = {"torch": "model.pt", "tf1": "tf1_save"}
+KEPT_MODELS = {"torch": "model_{}.pt", "tf1": "tf1_save_{}"}  # with --keep-models, by epoch
+RUN_FILES = """config.json* script.py progress.txt events.out.tfevents.* model*.pt* tf1_save*
+    checkpoint""".split()
+# With other values of these a run is still the same run and can be resumed
+MAY_DIFFER = "epochs cpu threads data_dir exp_name save_freq resume overwrite keep_models".split()
+PACKAGES = "numpy torch tensorflow gymnasium mujoco mpi4py".split()
+TIMES = (b"Time", b"StepsPerSec")  # columns that no two runs share
+
+
+class Run:
+    """One run. `with Run(args, __file__) as run:` holds its folder for as long as the block lasts."""
+
+    def __init__(self, args, script, ranks=None):
+        self.args, self.script = args, Path(script)
+        self.ranks = num_procs() if ranks is None else ranks
+        self.name = args.exp_name or re.sub(r"[^\w.-]+", "-", f"{self.script.stem}_{args.env_id}")
+        self.folder = Path(args.data_dir) / self.name / f"{self.name}_s{args.seed}"
+        config = {**dataclasses.asdict(args), "exp_name": self.name}
+        config |= {"script": self.script.stem, "ranks": self.ranks}
+        self.config = json.loads(json.dumps(config, default=str))  # as read back: tuples are lists
+        self.identity = {k: v for k, v in self.config.items() if k not in MAY_DIFFER}
+        self.resumes, self.epochs_done = False, None  # None: no step yet
+        self.on_exit = contextlib.ExitStack()  # what is to be closed however the run ends
+
+    def __enter__(self):
+        problem = None
+        try:
+            check_args(self.args, self.ranks)
+            if self.args.cpu > 1 and num_procs() == 1:
+                problem = f"{flag('cpu')} {self.args.cpu} needs the command line, or mpirun"
+        except SidespinError as error:
+            problem = str(error)
+        problem = first_problem(problem)
+        if not problem:
+            problem, self.resumes = comm().bcast(self._open() if proc_id() == 0 else None)
+        if problem:
+            raise SidespinError(problem)
+        self.say(f"{self.script.stem} on {self.args.env_id}, {self.ranks} rank(s)")
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.on_exit.close()
+        if proc_id() == 0:
+            self.table.close()  # and so releases the lock
+            if error and self.is_new and self.epochs_done is None:
+                self._remove_empty()
+        if error and self.epochs_done is not None:
+            error.where, error.resume = f"after {self.epochs_done} epochs", self.resume_command()
+            if not isinstance(error, SidespinError):
+                error.add_note(f"stopped {error.where}; to resume: {error.resume}")
+
+    def _open(self):
+        """Take hold of the folder; return what is wrong, and whether it holds a run to resume."""
+        try:
+            old = [p for pattern in RUN_FILES for p in self.folder.glob(pattern)]
+            if old and not self.args.overwrite and not self.args.resume:
+                choices = ", ".join(map(flag, ("resume", "overwrite", "exp_name")))
+                problem = f"{self.folder} already holds a run: choose {choices} or {flag('seed')}"
+                return problem, False
+            problem = self.difference() if old and self.args.resume else None
+            if problem:
+                return problem, False
+            if len(os.fsencode(self.folder.name)) > 255:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+            self.is_new = not self.folder.exists()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.table = open(self.folder / "progress.txt", "ab+", buffering=0)
+            _lock(self.table)
+            if not self.args.resume:
+                self._remove(old)
+            if not old or not self.args.resume:
+                self.write_config()
+                if self.script.exists():
+                    write_file(self.folder / "script.py", self.script.read_bytes())
+            else:
+                self._warn_of_changes()
+        except BlockingIOError:
+            return f"another process is training in {self.folder}", False
+        except OSError as error:
+            return f"cannot write to {self.folder}: {error.strerror}", False
+        return None, bool(old and self.args.resume)
+
+    def _remove(self, old):
+        """Make room for a new run, in an order that leaves nothing to be resumed by mistake."""
+        for index in self.folder.glob("checkpoint/*.json"):
+            index.unlink()
+        self.table.truncate(0)
+        for path in old:
+            if path.name != "progress.txt":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _remove_empty(self):
+        """Leave nothing of a run that failed before its first step."""
+        with contextlib.suppress(OSError):
+            for name in ("config.json", "script.py", "progress.txt"):
+                (self.folder / name).unlink(missing_ok=True)
+            for folder in (self.folder, *self.folder.parents[:2]):
+                folder.rmdir()  # which removes empty ones only
+
+    def difference(self):
+        """Return why the run in the folder cannot be continued as this one, or None."""
+        then = read_config(self.folder)
+        if not then:
+            return None  # killed before it was written; checkpoints know whose they are
+        own = ("script", "ranks")
+        differences = [
+            f"{key if key in own else flag(key)} {now}, then {then.get(key)}"
+            for key, now in self.identity.items()
+            if then.get(key) != now
+        ]
+        if differences:
+            return f"cannot resume {self.folder} with other settings: now {'; '.join(differences)}"
+        return None
+
+    def _warn_of_changes(self):
+        then = read_config(self.folder).get("versions") or {}
+        changed = [f"{k} {then[k]}" for k, v in _versions().items() if then.get(k, v) != v]
+        if changed:
+            warn(f"the last digits may differ: this run began with {', '.join(changed)}")
+        copy = self.folder / "script.py"
+        if copy.exists() and self.script.exists() and copy.read_bytes() != self.script.read_bytes():
+            warn(f"{self.script.name} has changed since this run began, see {copy}")
+
+    def write_config(self):
+        """Write config.json, on rank 0."""
+        if proc_id() == 0:
+            config = {**self.config, "python": platform.python_version(), "versions": _versions()}
+            with self.writing():
+                text = json.dumps(config, indent=4) + "\n"
+                write_file(self.folder / "config.json", text.encode())
+
+    def resume_command(self):
+        """Return what continues this run: a command, or a call if Python was the caller."""
+        if flag("cpu") == "cpu":
+            return "main(Args(..., resume=True))"
+        launcher = ["mpirun", "-np", str(self.ranks)] if self.ranks != self.args.cpu else []
+        own = [word for word in sys.argv if word not in ("--resume", "--overwrite")]
+        return shlex.join([*launcher, "python", *own, "--resume"])
+
+    def say(self, message):
+        """Print a line about this run, once."""
+        if proc_id() == 0:
+            print_out(f"{self.folder}: {message}")
+
+    @contextlib.contextmanager
+    def writing(self):
+        """Turn an OSError of what is written inside into a sentence."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise SidespinError(f"cannot write to {self.folder}: {reason}", 1) from error
+
+    def rows(self):
+        """Return the lines of progress.txt as bytes, the header first."""
+        self.table.seek(0)
+        return self.table.read().splitlines(keepends=True)
+
+    def table_checksum(self, epochs):
+        """Return a checksum of the first rows as they are on the disk, without their times."""
+        os.fsync(self.table.fileno())
+        lines = [line.split(b"\t") for line in self.rows()[: epochs + 1]]
+        whole = len(lines) == epochs + 1 and all(line[-1].endswith(b"\n") for line in lines)
+        if not whole or not all(_is_number(x) for line in lines[1:] for x in line):
+            return "damaged"
+        kept = [i for i, key in enumerate(lines[0]) if key.strip() not in TIMES]
+        return checksum(b"\n".join(b"\t".join(line[i] for i in kept) for line in lines))
+
+
+def find_runs(folder):
+    """Return the folders of all runs inside a folder."""
+    return sorted(path.parent for path in Path(folder).rglob("config.json"))
+
+
+def read_config(folder):
+    """Return config.json as a dictionary; an empty one if it is missing or damaged."""
+    try:
+        return dict(json.loads((Path(folder) / "config.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def model_path(folder, epoch=None):
+    """Return where a run's model is, and its framework; with epoch, the one kept from then."""
+    framework = next((k for k in MODELS if list(Path(folder).glob(f"{MODELS[k]}*"))), "torch")
+    name = MODELS[framework] if epoch is None else KEPT_MODELS[framework].format(epoch)
+    return Path(folder) / name, framework
+
+
+def checksum(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_file(path, data):
+    """Write a file beside its place, sync it to the disk and rename it into place."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with open(new, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)  # the rename itself
+    os.close(folder)
+
+
+def print_out(text, end="\n"):
+    """Print to stdout; stop if that fails."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:  # as in `| head`: nobody wants to read more
+        raise
+    except OSError as error:
+        raise SidespinError(f"cannot write to stdout: {error.strerror}", 1) from error
+
+
+def _is_number(x):
+    try:
+        return float(x) is not None
+    except ValueError:
+        return False
+
+
+def _lock(file):
+    """Take hold of an open file or raise BlockingIOError; some network disks have no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise
+
+
+def _versions():
+    """Return the versions of those packages that this process has imported."""
+    imported = {name: sys.modules.get(name) for name in PACKAGES}
+    return {name: module.__version__ for name, module in imported.items() if module}
