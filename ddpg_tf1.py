@@ -27,7 +27,7 @@ import tensorflow.compat.v1 as tf
 from common.args import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from common.checkpoint import Checkpoint
 from common.env import make_env
-from common.errors import SidespinError
+from common.errors import SidespinError, flag, warn
 from common.launch import launch
 from common.logger import EpochLogger
 from common.mpi import num_procs, proc_id
@@ -64,11 +64,9 @@ class Args:
     pi_lr: NonNegative = 1e-3  # learning rate of the policy
     q_lr: NonNegative = 1e-3  # learning rate of Q
     batch_size: PositiveInt = 100  # transitions per gradient step, per rank
-    start_steps: NonNegativeInt = 10_000  # steps of uniformly random actions first, over all ranks
-    update_after: NonNegativeInt = 1000  # environment steps before the first update, over all ranks
-    update_every: PositiveInt = (
-        50  # environment steps between updates, per rank; then as many updates
-    )
+    start_steps: NonNegativeInt = 10_000  # steps of random actions at the start, over all ranks
+    update_after: NonNegativeInt = 1000  # steps before the first update, over all ranks
+    update_every: PositiveInt = 50  # N steps, then N updates, per rank: two ranks, half the updates
     num_test_episodes: NonNegativeInt = 10  # episodes without noise after each epoch
     act_noise: NonNegative = 0.1  # std of the exploration noise, in half-ranges of the action
 
@@ -158,6 +156,8 @@ def train(args, run):
     env, test_env = (make_env(args.env_id, args.max_ep_len, bounded_actions=True) for _ in range(2))
     low, high = env.action_space.low, env.action_space.high
     local_steps = args.steps_per_epoch // num_procs()
+    if args.start_steps >= args.epochs * args.steps_per_epoch:
+        warn(f"{flag('start_steps')} is as long as the run: all of its actions are random")
 
     # The only randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
@@ -224,9 +224,10 @@ def train(args, run):
     # Test without noise
     test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # it may never end
 
-    def test_agent():
+    def test_agent(epoch):
         for i in range(proc_id(), args.num_test_episodes, num_procs()):
-            o, ep_ret, ep_len, over = test_env.reset(seed=i)[0], 0.0, 0, False
+            seed = int(np.random.default_rng([args.seed, 0, 2, epoch, i]).integers(2**31))
+            o, ep_ret, ep_len, over = test_env.reset(seed=seed)[0], 0.0, 0, False
             while not over:
                 o, r, d, truncated, _ = test_env.step(pi.act(pi_params, o).clip(low, high))
                 ep_ret, ep_len = ep_ret + r, ep_len + 1
@@ -259,7 +260,7 @@ def train(args, run):
                 pi_params = get_pi_params()
             logger.progress(epoch, t, local_steps)
 
-        test_agent()
+        test_agent(epoch)
 
         logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:

@@ -3,7 +3,7 @@
 usage: python plot.py LOGDIR [LOGDIR ...] [options]
 
 One panel per environment, one curve per experiment: the mean
-over its seeds, with a 95% confidence interval. A LOGDIR is a
+over its seeds with a 95% confidence interval. A LOGDIR is a
 folder of runs, at any depth, or the start of its path.
 Unfinished runs and Spinning Up's own runs work as well.
 
@@ -12,30 +12,27 @@ line between its rows and counts nowhere else. Where some of
 its seeds do not count, a curve is faint.
 
 options:
-  -l, --legend TITLE ...  one title per LOGDIR; all runs with
-                          the same title form one curve
+  -l, --legend TITLE ...  one title per LOGDIR; runs with the
+                          same title form one curve
   -x, --xaxis COLUMN      column of progress.txt to plot over
                           (TotalEnvInteracts)
-  -y, --value COLUMN ...  columns to plot, one panel per
-                          column (Performance, which is
-                          AverageTestEpRet or AverageEpRet)
+  -y, --value COLUMN ...  columns to plot, one panel per column
+                          (Performance: AverageTestEpRet if
+                          a run has it, else AverageEpRet)
   -s, --smooth ROWS       average over a window of rows (1)
   --count                 draw one line per seed
-  --select TEXT ...       only runs with all of these in
-                          their path
-  --exclude TEXT ...      no runs with any of these in their
-                          path
+  --select TEXT ...       only runs whose path has all of these
+  --exclude TEXT ...      no runs whose path has any of these
   --est ESTIMATOR         mean, max or min over the seeds, or
-                          iqm, the mean of the middle half
-                          (mean)
-  --band BAND             ci, the 95% bootstrap confidence
-                          interval; std, the standard
-                          deviation; minmax, the range; or
-                          none (ci; with max or min none)
-  --out FILE              write a .png, .svg or .pdf instead
-                          of opening a window
-  --table [md|csv]        print the mean of the last 10% of
-                          each run's epochs as a table (md)
+                          iqm: mean of the middle half (mean)
+  --band BAND             ci: bootstrap confidence interval,
+                          std: standard deviation, minmax:
+                          range, or none (ci; none for --est
+                          max and min)
+  --out FILE              write a .png, .svg or .pdf instead of
+                          opening a window
+  --table [md|csv]        print a table: means over the last
+                          10% of each run's epochs (md)
   -h, --help              print this text
 
 examples:
@@ -93,27 +90,25 @@ STYLE = {
 }
 BANDS = {"ci": ", 95% CI", "std": " ± std", "minmax": ", min to max", "none": ""}
 FAINT = 0.35
-MAX_POINTS = 500  # per curve: more than a figure can show, and each point is bootstrapped
-FINAL_MEAN = "mean of last 10% of epochs"  # a column of the table
+MAX_POINTS = 500  # per curve: more than a figure can show, and each one is bootstrapped
 
 
 @dataclass
 class Run:
     folder: Path
-    data: pd.DataFrame  # progress.txt, and Performance
-    name: str  # of the experiment
-    short_name: str  # without the environment
+    rows: pd.DataFrame  # progress.txt, and Performance
+    experiment: str
     home: Path  # the folder that holds the experiment
-    env_id: str | None
+    env_id: str  # "" if unknown
 
 
 class NotebookFigure(Figure):
-    """A figure that pyplot does not know, or a notebook would show it a second time."""
+    """A figure that notebooks show once: pyplot does not know it and adds no second copy."""
 
     def _repr_png_(self):
-        file = io.BytesIO()
-        self.savefig(file)
-        return file.getvalue()
+        png = io.BytesIO()
+        self.savefig(png)
+        return png.getvalue()
 
 
 def iqm(y, axis=0):
@@ -173,9 +168,9 @@ def read_run(folder):
     folder_name, parent = folder.resolve().name, folder.resolve().parent
     name = config.get("exp_name") or re.sub(r"_s\d+$", "", without_date(folder_name))
     home = parent.parent if without_date(parent.name) == name else parent
-    # Spinning Up saves no environment, but scripts derived from it often do
-    env_id = next((config[key] for key in ("env_id", "env_name", "env") if key in config), None)
-    return Run(folder, data, name, without_env_id(name, env_id), home, env_id)
+    # Spinning Up does not save the environment, but code derived from it may
+    env_id = config.get("env_id") or config.get("env_name") or config.get("env") or ""
+    return Run(folder, data, name, home, env_id)
 
 
 def without_date(name):
@@ -184,22 +179,18 @@ def without_date(name):
 
 
 def without_env_id(name, env_id):
-    """Remove the environment: ppo_torch_Ant-v4 and grid.py's ppo_torch_envant-v4 are ppo_torch."""
-    if env_id is None:
-        return name
-    as_in_names = r"\W+".join(re.findall(r"\w+", env_id))
-    return re.sub(rf"_[a-z]*{as_in_names}(?=_|$)", "", name, flags=re.IGNORECASE) or name
+    """Shorten ppo_torch_Ant-v4, and grid.py's ppo_torch_envant-v4, to ppo_torch."""
+    env_in_name = r"\W+".join(re.findall(r"\w+", env_id))
+    return re.sub(rf"_[a-z]*{env_in_name}(?=_|$)", "", name, flags=re.I) if env_id else name
 
 
 def load(logdirs, legend=None, select=None, exclude=None):
-    """Return {title: runs}, in the order of the arguments."""
-    if isinstance(logdirs, dict):
-        return logdirs  # already loaded
+    """Return the rows of all runs, with the columns experiment, environment and folder."""
     logdirs, legend, select, exclude = map(as_list, (logdirs, legend, select, exclude))
     if legend and len(legend) != len(logdirs):
         counts = f"{plural(len(legend), 'title')} for {plural(len(logdirs), 'logdir')}"
         raise SidespinError(f"{flag('legend')} has {counts}")
-    runs, seen = [], set()
+    runs = {}  # {(folder, title): run}
     for logdir, title in zip(logdirs, legend or [None] * len(logdirs)):
         folders = find_folders(logdir)
         if not folders:
@@ -207,47 +198,41 @@ def load(logdirs, legend=None, select=None, exclude=None):
         for folder in folders:
             path, key = str(folder), (folder.resolve(), title)
             chosen = all(x in path for x in select) and not any(x in path for x in exclude)
-            if chosen and key not in seen and (run := read_run(folder)):
-                runs.append((run, title))
-            seen.add(key)
+            if chosen and key not in runs:
+                runs[key] = read_run(folder)
+    runs = {key: run for key, run in runs.items() if run}
     if not runs:
         filtered = f"{flag('select')} and {flag('exclude')} leave no runs to plot"
         raise SidespinError(filtered if select or exclude else "no run has a complete row yet")
 
-    groups = {}
-    for run, title in runs:
-        groups.setdefault(title or find_title(run, [x for x, _ in runs]), []).append(run)
-    for title, env_id, some in by_environment(groups):
-        names = "\n".join(run.folder.resolve().name for run in some)
-        seeds = re.findall(r"_s(\d+)$", names, re.MULTILINE)
+    titles = [title for _, title in runs] if legend else find_titles(runs.values())
+    rows = [
+        run.rows.assign(experiment=title, environment=run.env_id, folder=str(run.folder))
+        for run, title in zip(runs.values(), titles)
+    ]
+    data = pd.concat(rows, ignore_index=True)
+    for (title, _), part in data.groupby(CURVE, sort=False):
+        seeds = re.findall(r"_s(\d+)$", "\n".join(part.folder.unique()), re.MULTILINE)
         if len(set(seeds)) < len(seeds):
-            what = f"{title} on {env_id}" if env_id else title
-            print_line(f"{what} has several runs with one seed, which may not be independent")
-    return groups
+            print_line(f"{title} has several runs of one seed, which may not be independent")
+    return data
 
 
-def find_title(run, runs):
-    """Return the experiment's short name; where that is ambiguous, its name or the path to it."""
-    same = [other for other in runs if other.short_name == run.short_name]
-    title = run.short_name
-    if len({other.name for other in same if other.env_id == run.env_id}) > 1:
-        title = run.name  # ppo and ppo_Ant-v4 are different experiments on Ant-v4
-        same = [other for other in same if other.name == run.name]
-    path = os.path.relpath(run.home, os.path.commonpath({other.home for other in same}))
-    return str(Path(path, title))
-
-
-def by_environment(groups):
-    """Return [(title, environment, runs)], because returns of two environments never compare."""
+def find_titles(runs):
+    """Return the name of each run's experiment, no longer than it takes to tell them apart."""
+    full = [(run.home, run.experiment, run.env_id) for run in runs]
+    short = [(home, without_env_id(name, env_id), env_id) for home, name, env_id in full]
+    names = short if len(set(short)) == len(set(full)) else full
+    homes = {name: {home for home, other, _ in names if other == name} for _, name, _ in names}
+    # The same name in different folders is not the same experiment
     return [
-        (title, env_id, [run for run in runs if run.env_id == env_id])
-        for title, runs in groups.items()
-        for env_id in dict.fromkeys(run.env_id for run in runs)
+        str(Path(os.path.relpath(home, os.path.commonpath(homes[name])), name))
+        for home, name, _ in names
     ]
 
 
-def check_columns(groups, columns):
-    known = {column: None for runs in groups.values() for run in runs for column in run.data}
+def check_columns(data, columns):
+    known = [column for column in data if column not in (*CURVE, "folder")]
     for column in columns:
         if column not in known:
             raise SidespinError(f"no run has a column {column}, only {', '.join(known)}")
@@ -260,9 +245,7 @@ def note_missing(title, runs, found, what):
 
 def curve(run, xaxis, value, smooth=1):
     """Return x and y of the rows that have both, y averaged over a window of rows."""
-    if not {xaxis, value} <= set(run.data):
-        return np.empty((2, 0))
-    points = pd.DataFrame({"x": run.data[xaxis], "y": run.data[value]}).dropna(subset="x")
+    points = pd.DataFrame({"x": run[xaxis], "y": run[value]}).dropna(subset="x")
     # If an epoch was logged twice, before and after an interruption, the later row counts
     points = points.drop_duplicates("x", keep="last").sort_values("x")
     average = points.y.rolling(smooth, center=True, min_periods=1).mean()
@@ -329,12 +312,27 @@ def shorten_big_numbers(axis):
         axis.set_major_formatter(lambda x, _: f"{x / 1e3:g}k")
 
 
-def arrange(values, env_ids):
-    """Return the panels as [(value, environment)], and how many of them make a row."""
+def make_panels(panels, xaxis):
+    """Return a figure and {panel: axes} for panels named (value, environment)."""
+    values, env_ids = (list(dict.fromkeys(names)) for names in zip(*panels))
     n = len(values) if len(env_ids) == 1 else len(env_ids)
     across = n if n <= 3 else min(math.ceil(math.sqrt(n)), 4)
-    padding = [""] * (-len(env_ids) % across if len(env_ids) > 1 else 0)  # a value starts a row
-    return [(value, env_id) for value in values for env_id in env_ids + padding], across
+    gaps = [None] * (-len(env_ids) % across if len(env_ids) > 1 else 0)  # a value starts a row
+    places = [(value, env_id) for value in values for env_id in env_ids + gaps]
+    down = math.ceil(len(places) / across)
+    fig = NotebookFigure(figsize=(4 * across + 1, 3 * down), layout="constrained")
+    axes = dict(zip(places, fig.subplots(down, across, squeeze=False).flat))
+    for i, ((value, env_id), ax) in enumerate(axes.items()):
+        ax.set_title(env_id or ("unknown environment" if len(env_ids) > 1 else ""))
+        if not any(below in panels for below in places[i + across :: across]):
+            ax.set_xlabel(LABELS.get(xaxis, xaxis))
+        if i % across == 0 or places[i - 1][0] != value:
+            ax.set_ylabel(LABELS.get(value, value))
+        ax.margins(x=0.02)
+    for ax in fig.axes:
+        if ax not in [axes[panel] for panel in panels]:
+            ax.remove()
+    return fig, {panel: axes[panel] for panel in panels}
 
 
 def add_legend(fig, lines, title):
@@ -351,7 +349,7 @@ def add_legend(fig, lines, title):
 
 
 def make_plots(
-    logdirs,  # as on the command line, or what load() returned
+    logdirs,  # as on the command line, or what load() returns
     legend=None,
     xaxis="TotalEnvInteracts",
     value="Performance",
@@ -371,11 +369,12 @@ def make_plots(
     if not isinstance(smooth, int | np.integer) or smooth < 1:
         expected = "a whole number of at least 1"
         raise SidespinError(f"{flag('smooth')} must be {expected}, got {smooth}")
-    groups = load(logdirs, legend, select, exclude)
-    check_columns(groups, [xaxis, *as_list(value)])
+    data = logdirs if isinstance(logdirs, pd.DataFrame) else load(logdirs, legend, select, exclude)
+    check_columns(data, [xaxis, *as_list(value)])
     panels = {}  # {(value, environment): {title: curves}}
     for column in as_list(value):
-        for title, env_id, runs in by_environment(groups):
+        for (title, env_id), rows in data.groupby(CURVE, sort=False):
+            runs = [run for _, run in rows.groupby("folder", sort=False)]
             curves = [xy for run in runs if (xy := curve(run, xaxis, column, smooth)).size]
             note_missing(title, len(runs), len(curves), f"{column} over {xaxis}")
             if curves:
@@ -383,59 +382,66 @@ def make_plots(
     if not panels:
         raise SidespinError(f"no run has {' or '.join(as_list(value))} over {xaxis} yet")
 
-    looks = {title: LOOKS[i % len(LOOKS)] for i, title in enumerate(groups)}
-    thin = count or len(groups) > len(COLORS)
+    titles = data.experiment.unique()
+    thin = count or len(titles) > len(COLORS)
     with matplotlib.rc_context({**STYLE, "lines.linewidth": 0.9 if thin else 1.5}):
-        fig, axes = make_axes(panels, LABELS.get(xaxis, xaxis))
-        lines, seeds = {}, {}
-        for panel, ax in axes.items():
-            for title, curves in panels[panel].items():
-                lines[title] = draw(ax, curves, looks[title], est, band, count)
-                lines[title].set_label(f"{title} ({plural(len(curves), 'seed')})")
-                seeds.setdefault(title, set()).add(len(curves))
+        fig, axes = make_panels(panels, xaxis)
+        lines, most_seeds = {}, 1
+        for i, title in enumerate(titles):
+            drawn = {panel: curves[title] for panel, curves in panels.items() if title in curves}
+            seeds = [len(curves) for curves in drawn.values()]
+            for panel, curves in drawn.items():
+                line = draw(axes[panel], curves, LOOKS[i % len(LOOKS)], est, band, count)
+                line.set_label(f"{title} ({seed_range(seeds)})")
+                lines[line.get_label()] = line
+            most_seeds = max(most_seeds, *seeds)
+        for ax in fig.axes:
             shorten_big_numbers(ax.xaxis)
             shorten_big_numbers(ax.yaxis)
-        ...
+        if any(line.get_alpha() == FAINT for ax in fig.axes for line in ax.lines):
+            lines["fewer seeds"] = Line2D([], [], color="black", alpha=FAINT)
+        several = most_seeds > 1 and not count
         try:
+            add_legend(fig, lines, est.replace("iqm", "IQM") + BANDS[band] if several else None)
             if out:
                 Path(out).parent.mkdir(parents=True, exist_ok=True)
                 fig.savefig(out)
         except (OSError, ValueError) as error:  # ValueError: a title with a bad formula
-            raise SidespinError(f"cannot write {out}: {str(error).splitlines()[-1]}") from error
+            problem = f"write {out}" if out else "draw the legend"
+            raise SidespinError(f"cannot {problem}: {str(error).splitlines()[-1]}") from error
     return fig
 
 
-def make_table(logdirs, value="Performance"):
-    """Return the final performance of each experiment on each environment as a DataFrame."""
-    groups = load(logdirs)
-    check_columns(groups, as_list(value))
+def make_table(data, value="Performance"):
+    """Return the results in what load() returns, one row per experiment and environment."""
+    values = as_list(value)
+    check_columns(data, values)
     rows = []
-    for title, env_id, runs in by_environment(groups):
-        for column in as_list(value):
-            finals = pd.DataFrame([final(run, column) for run in runs], columns=["y", "steps"])
-            finals = finals.dropna(subset="y")
-            note_missing(title, len(runs), len(finals), column)
-            if finals.empty:
+    for (title, env_id), part in data.groupby(CURVE, sort=False):
+        runs = part.groupby("folder", sort=False)
+        for column in values:
+            final = pd.DataFrame({"y": runs[column].apply(final_mean), "steps": runs[STEPS].max()})
+            final = final.dropna(subset="y")
+            note_missing(title, runs.ngroups, len(final), column)
+            if final.empty:
                 continue
-            if finals.steps.nunique() > 1:
-                ends = f"{finals.steps.min():,.0f} and {finals.steps.max():,.0f}"
-                print_line(f"the runs of {title} end between {ends} steps, the table has the lower")
+            if final.steps.nunique() > 1:
+                ends = f"{final.steps.min():,.0f} and {final.steps.max():,.0f}"
+                print_line(f"the runs of {title} end between {ends} steps; the table has the least")
             row = {"experiment": title, "environment": env_id, "value": column}
-            row |= {FINAL_MEAN: finals.y.mean(), "std": finals.y.std()}
-            # The interquartile mean of fewer than four seeds is their mean
-            row |= {"iqm": iqm(finals.y) if len(finals) >= 4 else None}
-            rows.append(row | {"seeds": len(finals), "steps": finals.steps.min()})
+            row |= {"mean of last 10% of epochs": final.y.mean(), "std": final.y.std()}
+            if len(final) >= 4:  # with fewer, it is the mean
+                row["iqm"] = iqm(final.y)
+            rows.append({**row, "seeds": len(final), "steps": final.steps.min()})
     if not rows:
-        raise SidespinError(f"no run has {' or '.join(as_list(value))} yet")
-    table = pd.DataFrame(rows).round({"steps": 0}).astype({"steps": "Int64"})
-    return table.drop(columns="iqm") if table.iqm.isna().all() else table
+        raise SidespinError(f"no run has {' or '.join(values)} yet")
+    return pd.DataFrame(rows).round({"steps": 0}).astype({"steps": "Int64"})
 
 
-def final(run, column):
-    """Return the mean of the last 10% of the epochs that have a value, and the last step."""
-    data = run.data.reindex(columns=[column, "TotalEnvInteracts"])
-    y = data[column].dropna()
-    return y.tail(max(len(y) // 10, 1)).mean(), data["TotalEnvInteracts"].max()
+def final_mean(y):
+    """Return the mean of the last 10% of the epochs that have a value, but at least of one."""
+    y = y.dropna()
+    return y.tail(max(len(y) // 10, 1)).mean()
 
 
 def as_markdown(table):
@@ -445,34 +451,33 @@ def as_markdown(table):
         return format(x, "," if isinstance(x, int) else ",.1f" if abs(x) >= 100 else ".4g")
 
     columns = []
-    for name in table:
+    for i, name in enumerate(table):
         cells = [name, *map(cell, table[name].astype(object))]
-        width, is_number = max(map(len, cells)), name not in ("experiment", "environment", "value")
-        rule = "-" * (width - 1) + (":" if is_number else "-")
-        cells = [x.rjust(width) if is_number else x.ljust(width) for x in cells]
-        columns.append([cells[0], rule, *cells[1:]])
+        width = max(map(len, cells))
+        cells = [x.rjust(width) if i > 2 else x.ljust(width) for x in cells]
+        columns.append([cells[0], f"{'-' * (width - 1)}{':' if i > 2 else '-'}", *cells[1:]])
     return "".join(f"| {' | '.join(row)} |\n" for row in zip(*columns))
 
 
 def parse_args(argv):
-    def refuse(message):
-        raise SidespinError(message.removeprefix("argument "))
+    def refuse(sentence):
+        raise SidespinError(sentence.removeprefix("argument "))
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.error, parser.format_help = refuse, lambda: __doc__
+    parser.format_help, parser.error = lambda: __doc__, refuse
     add, several = parser.add_argument, dict(nargs="+", action="extend")
     add("logdirs", nargs="*")
     add("-l", "--legend", **several)
     add("-x", "--xaxis", default="TotalEnvInteracts")
     add("-y", "--value", **several)
-    add("-s", "--smooth", type=lambda x: int(x) if x.isdecimal() else x, default=1)
+    add("-s", "--smooth", type=lambda text: int(text) if text.isdecimal() else text, default=1)
     add("--count", action="store_true")
     add("--select", **several)
     add("--exclude", **several)
     add("--est", default="mean")
     add("--band")
     add("--out")
-    add("--table", nargs="?")
+    add("--table")
     pairs = zip(argv, [*argv[1:], None])  # a logdir behind --table is not its value
     argv = ["--table=md" if x == "--table" and y not in ("md", "csv") else x for x, y in pairs]
     args, unknown = parser.parse_known_intermixed_args(argv)
@@ -489,30 +494,25 @@ def parse_args(argv):
     return args
 
 
-def show(fig):
-    """Open the figure in a window and wait until it is closed."""
-    import matplotlib.pyplot as plt
-
-    if plt.get_backend().lower() == "agg":  # what matplotlib falls back to
-        raise SidespinError("there is no screen to show the figure on: use --out FILE or --table")
-    plt.figure(fig)
-    plt.show()
-
-
 def main(argv):
     args = parse_args(argv)
-    groups = load(args.logdirs, args.legend, args.select, args.exclude)
+    data = load(args.logdirs, args.legend, args.select, args.exclude)
     if args.out or not args.table:
         names = "xaxis value count smooth est band out".split()
-        fig = make_plots(groups, **{name: getattr(args, name) for name in names})
-        if args.out:
-            say = print_line if args.table else print_out  # stdout is for the table
-            say(f"wrote {args.out} ({plural(len(fig.axes), 'panel')})")
-        else:
-            show(fig)
+        fig = make_plots(data, **{name: getattr(args, name) for name in names})
+    if args.out:
+        say = print_line if args.table else print_out  # stdout belongs to the table
+        say(f"wrote {args.out} ({plural(len(fig.axes), 'panel')})")
     if args.table:
-        table = make_table(groups, args.value)
+        table = make_table(data, args.value)
         print_out(as_markdown(table) if args.table == "md" else table.to_csv(index=False), end="")
+    elif not args.out:
+        import matplotlib.pyplot as plt
+
+        if plt.get_backend().lower() == "agg":  # what matplotlib falls back to
+            raise SidespinError("no screen to show the figure on: use --out FILE or --table")
+        plt.figure(fig)  # give it a window
+        plt.show()
 
 
 if __name__ == "__main__":

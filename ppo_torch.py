@@ -55,10 +55,8 @@ class Args:
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
     train_pi_iters: PositiveInt = 80  # most gradient steps on the policy per epoch
     train_v_iters: NonNegativeInt = 80  # gradient steps on the value function per epoch
-    clip_ratio: NonNegative = 0.2  # how far from one the probability ratio may move and still gain
-    target_kl: NonNegative = (
-        0.01  # stop the steps on the policy when the mean KL exceeds 1.5 times this
-    )
+    clip_ratio: NonNegative = 0.2  # gain nothing from moving the ratio further than this from one
+    target_kl: NonNegative = 0.01  # stop the policy's steps when the mean KL exceeds 1.5 times this
 
 
 def mlp(sizes, rng):

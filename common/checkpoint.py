@@ -10,9 +10,8 @@ Every file is written beside its place, synced to the disk and renamed, on all r
 rename of the .json: a kill at any instant leaves the previous checkpoint whole.
 
 A checkpoint writes only the transitions that are new. A transition keeps its number forever and
-sits in the replay buffer at that number modulo the buffer's size; the buffer holds the last numbers.
-So when the buffer wraps, nothing on the disk changes: a file just falls out of the range, and is
-deleted once neither checkpoint needs it.
+sits in the replay buffer at that number modulo the buffer's size. So when the buffer wraps, nothing
+on the disk changes: a file just falls out of range, and is deleted once no checkpoint needs it.
 """
 
 import io

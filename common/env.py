@@ -5,6 +5,7 @@ They also remember how the current episode came about, which is how a checkpoint
 
 import collections
 import contextlib
+import copy
 import json
 import traceback
 import warnings
@@ -36,6 +37,8 @@ def make_env(env_id, max_ep_len=None, bounded_actions=False, **kwargs):
     problem = first_problem(problem)  # one machine may lack a package
     if problem:
         raise SidespinError(problem)
+    for name in ("observation_space", "action_space"):  # as class attributes, two environments
+        setattr(env.unwrapped, name, copy.deepcopy(getattr(env.unwrapped, name)))  # share them
 
     space = env.observation_space
     if not isinstance(space, Box) or len(space.shape) != 1:

@@ -21,7 +21,7 @@ class SidespinError(Exception):
 
 
 def flag(name):
-    """Spell an argument as the user does: --clip-ratio on the command line, clip_ratio in Python."""
+    """Spell an argument as the user does: --clip-ratio on the command line, else clip_ratio."""
     return f"--{name.replace('_', '-')}" if command_line else name
 
 

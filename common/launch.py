@@ -101,7 +101,7 @@ def is_job():
 
 
 def start_ranks(n):
-    """Start this program again under `mpirun -np n`, unless n is one or it is an MPI job already."""
+    """Start this program again under `mpirun -np n`, unless n is 1 or it runs under one already."""
     if n <= 1 or is_job():
         return
     # The launcher beside the interpreter is the one that this environment's mpi4py belongs to.

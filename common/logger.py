@@ -37,7 +37,7 @@ class EpochLogger:
             self.stored[key].append(np.ravel(value))
 
     def dump(self, epoch):
-        """Print the epoch's row and append it to the run's files; stop if a number is not finite."""
+        """Print the epoch's row, append it to the run's files; stop if a number is not finite."""
         row = {"Epoch": epoch, "TotalEnvInteracts": (epoch + 1) * self.args.steps_per_epoch}
         broken = []
         for column in self.columns:

@@ -1,6 +1,6 @@
-"""Ranks and reductions for both frameworks, under Spinning Up's names. One process needs no launcher.
+"""Ranks and reductions for both frameworks, under Spinning Up's names.
 
-MPI starts at the first call, not at the import.
+One process needs no launcher. MPI starts at the first call, not at the import.
 """
 
 import functools

@@ -39,7 +39,7 @@ TIMES = (b"Time", b"StepsPerSec")  # columns that no two runs share
 
 
 class Run:
-    """One run. `with Run(args, __file__) as run:` holds its folder for as long as the block lasts."""
+    """One run; `with Run(args, __file__) as run:` holds its folder while the block lasts."""
 
     def __init__(self, args, script, ranks=None):
         self.args, self.script = args, Path(script)
