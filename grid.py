@@ -1,248 +1,301 @@
-"""Many runs of one script: every combination of settings and seeds, in parallel, resumable.
+"""Run a script with every combination of settings and seeds, in parallel.
 
-    python grid.py ppo_torch --env-id Hopper-v4 Walker2d-v4 --seed 0 1 2 --clip-ratio 0.1 0.2
+All values are checked before anything starts, and every environment is made once. Repeat the command
+to resume: finished runs are skipped, interrupted ones continue from their last checkpoint.
 
-Every flag of the script takes any number of values; "64 64" in quotes is one value of a flag that
-takes several numbers. All are checked against the script's arguments first. A run that was
-interrupted goes on and one that is finished is skipped, so the same command again does what is left
-to do.
+Runs that differ only in their seed share a name, so that plot.py draws them as one curve. The name
+consists of --exp-name or the script's name, the environment, and every flag with several values:
+--clip-ratio 0.1 0.2 gives ppo_torch_Hopper-v4_cli0-1 and ppo_torch_Hopper-v4_cli0-2. A [shorthand]
+replaces the letters, and puts a flag with a single value into the name as well. From Python:
 
-Runs that differ only in their seed share a name, which says what else varies: --clip-ratio 0.1 0.2
-gives ppo_torch_cli0-1 and ppo_torch_cli0-2, --clip-ratio[eps] 0.1 0.2 gives ppo_torch_eps0-1 and
-ppo_torch_eps0-2. A flag with one value is in the name only if it has a [shorthand].
+    grid = ExperimentGrid("ppo")
+    grid.add("seed", [0, 1, 2])
+    grid.add("hidden_sizes", [(64, 64), (32,)], "h")
+    runs = grid.run("ppo_torch", num_cpu=2)  # each has a folder and a state
+
+examples:
+  python grid.py ppo_torch --seed 0 1 2 --clip-ratio 0.1 0.2
+      six runs: two experiments of three seeds each
+  python grid.py vpg_tf1 --hidden-sizes[h] "64 64" 32
+      two experiments, named ..._h64-64 and ..._h32
+  python grid.py sac_torch --autotune true false
+      flags without a value take true and false here
+  python grid.py ppo_torch --seed 0 1 --cpu 4 --workers 2
+      two runs at once, each on four ranks
+  mpirun -hosts a,b -np 3 python grid.py ppo_torch --seed 0 1
+      on machines that share a disk, also with srun: the
+      first process distributes the runs to the others
+Ctrl-C stops all runs; repeat the command to resume them.
+What a run prints is in log.txt in its folder. In zsh, write
+'--hidden-sizes[h]' in quotes.
 """
 
-import argparse
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import difflib
-import importlib
-import io
+import heapq
+import importlib.util
 import itertools
-import json
 import math
 import os
 import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
+import threading
 import time
 import typing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
+from tyro._errors import on_parse_error  # private, but the version is pinned
 
-from common.args import check_args
-from common.logger import MAY_DIFFER
-from common.mpi import comm, fail, num_procs, print_line, proc_id
+import common.env
+from common.args import PositiveInt, check_args, mismatch
+from common.checkpoint import epochs_saved
+from common.errors import SidespinError, flag
+from common.launch import Interrupted, launch
+from common.mpi import comm, num_procs, proc_id
+from common.run import Run, read_config
 
-EXAMPLES = """examples:
-  python grid.py sac_torch --seed 0 1 2 3 4 --epochs 100     one experiment, five seeds
-  python grid.py vpg_tf1 --hidden-sizes[h] "64 64" 32        two sizes, named _h64-64 and _h32
-  python grid.py sac_torch --autotune true false             flags without a value take these two
-  python grid.py ppo_torch --seed 0 1 --cpu 4 --workers 2    two runs at once, four ranks each
-  python grid.py td3_torch --gamma 0.9 0.99 --dry-run        only print the commands
-  mpirun -hosts a,b -np 3 python grid.py ppo_torch --seed 0 1 2 3 4 5
-      on several machines that share a disk, also by Slurm's srun: the first process hands out the
-      runs, each of the others does one at a time
-
-Ctrl-C stops all runs; what a run prints is in its folder, in log.txt. `python ppo_torch.py --help`
-explains that script's flags. zsh wants quotes around '--hidden-sizes[h]'. From Python:
-
-  from grid import ExperimentGrid
-  grid = ExperimentGrid("ppo")
-  grid.add("seed", [0, 1, 2])
-  grid.add("hidden_sizes", [(64, 64), (32,)], "h")
-  grid.run("ppo_torch", num_cpu=2)
-"""
 HERE = Path(__file__).parent
-OWN_FLAGS = "exp_name cpu data_dir workers datestamp dry_run".split()
-# What a launcher tells its ranks: a run that read it would take itself for a rank of this job, and
-# the mpirun of a run with several ranks would spread them over the job's machines.
+# What launchers tell their ranks. A run must not see it: it would take itself for a rank of the
+# grid's job, and its own mpirun would spread its ranks over all machines of that job.
 LAUNCHER_VARIABLES = "PMI HYDI_ MPI_LOCAL OMPI_COMM_ OMPI_MCA_ PRTE_ MV2_COMM_ SLURM_".split()
+CHECK_ENVS = """
+import importlib, sys
+sys.path[0], script, bounded, *env_ids = sys.argv[1:]
+from common.env import make_env
+from common.errors import SidespinError
+try:
+    for env_id in env_ids:
+        try:
+            make_env(env_id, bounded_actions=bool(bounded)).close()
+        except SidespinError:
+            importlib.import_module(script)  # which may register it
+            make_env(env_id, bounded_actions=bool(bounded)).close()
+except SidespinError as error:
+    print(error, file=sys.stderr)
+    sys.exit(3)
+"""
 PATIENCE = 10  # seconds from asking a run to end until it is killed
 LOG_LINES = 10  # shown of a failed run
 STATES = ["running", "failed", "stopped", "waiting", "done", "finished before"]
+Cpu = Annotated[PositiveInt | Literal["auto"], tyro.conf.arg(name="cpu")]
+
+
+@dataclass
+class Options:
+    script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")]  # ppo_torch, ...
+    flags: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="--FLAG[SHORTHAND] VALUE ...")
+    ] = ()  # any flags of the script, each with any number of values; "64 64" in quotes is one value
+    exp_name: str | None = None  # how all names begin; None: with the script's name
+    datestamp: bool = False  # put today's date in front of all names
+    num_cpu: Cpu = 1  # ranks per run; auto: as many as there are cores
+    workers: PositiveInt | None = None  # runs at once; None: as many as there are cores for
+    data_dir: str | None = None  # where the experiments' folders go; None: as the script says
+    dry_run: bool = False  # print all names and commands, but start nothing
+
+
+OPTIONS = "--exp-name --datestamp --cpu --workers --data-dir --dry-run --help".split()
+
+
+@dataclass
+class Flag:
+    values: list
+    shorthand: str | None = None
+    in_name: bool = False  # even if it has a single value
 
 
 class ExperimentGrid:
-    """Values of a script's flags, of which every combination is a run; after Spinning Up's."""
+    """Values for a script's flags; every combination of them is a run. After Spinning Up's."""
 
-    def __init__(self, name=""):
-        self.name, self.keys, self.vals, self.shorthands, self.in_names = name, [], [], [], []
+    def __init__(self, name=None):
+        self.name, self.flags = name, {}
 
     def add(self, key, vals, shorthand=None, in_name=False):
-        """Add a flag by its Python name, with a list of values or one; in_name: show it anyway."""
+        """Add a flag by its Python name, with one value or a list of values."""
         key = key.replace("-", "_")
-        if key in self.keys:
-            fail(f"{flag(key)} is given twice")
-        self.keys.append(key)
-        self.vals.append(vals if isinstance(vals, list) else [vals])
-        self.shorthands.append(shorthand)
-        self.in_names.append(in_name)
+        if key in self.flags:
+            raise SidespinError(f"{flag(key)} is given twice")
+        self.flags[key] = Flag(vals if isinstance(vals, list) else [vals], shorthand, in_name)
 
     def variants(self):
-        """Return a dictionary of settings for every combination."""
-        return [dict(zip(self.keys, values)) for values in itertools.product(*self.vals)]
+        """Return the settings of every combination as a dictionary."""
+        values = itertools.product(*(f.values for f in self.flags.values()))
+        return [dict(zip(self.flags, combination)) for combination in values]
 
     def variant_name(self, variant):
-        """Return the experiment's name of a variant: the grid's, and all that varies but the seed.
-
-        A flag that is either true or false is named where it is true.
-        """
-        name, flags = self.name, zip(self.keys, self.vals, self.shorthands, self.in_names)
-        shown = [f for f in flags if f[0] != "seed" and (len(f[1]) > 1 or f[3])]
-        starts = [start_of(key) for key, *_ in shown]
-        for (key, vals, shorthand, _), start in zip(shown, starts):
-            word = valid_str(shorthand or (key if starts.count(start) > 1 else start))
-            if not all(isinstance(value, bool) for value in vals):
-                name += f"_{word}{valid_str(variant[key])}"
+        """Return the name of a variant's experiment; flags that are true or false show if true."""
+        env_id = as_file_name(variant.get("env_id", ""))
+        parts = [self.name, None if env_id in (self.name or "") else env_id]
+        varied = {k: f for k, f in self.flags.items() if len(f.values) > 1 or f.in_name}
+        varied = {k: f for k, f in varied.items() if k not in ("seed", "env_id")}
+        starts = [re.sub(r"\W|_", "", key[:3]) for key in varied]
+        for (key, f), start in zip(varied.items(), starts):
+            word = valid_str(f.shorthand or (key if starts.count(start) > 1 else start))
+            if not all(isinstance(value, bool) for value in f.values):
+                parts.append(word + valid_str(variant[key]))
             elif variant[key]:
-                name += f"_{word}"
-        return name.lstrip("_")
+                parts.append(word)
+        return "_".join(filter(None, parts))
 
     def print(self):
-        """Print the flags with their shorthands and values, and the number of runs."""
-        for key, vals, shorthand in zip(self.keys, self.vals, self.shorthands):
-            print(f"{flag(key)}{f'[{shorthand}]' if shorthand else ''}:", *vals, sep="  ")
+        """Print all flags with their values, and the number of runs."""
+        for key, f in self.flags.items():
+            print(f"{flag(key)}{f'[{f.shorthand}]' if f.shorthand else ''}:", *f.values, sep="  ")
         names = {self.variant_name(variant) for variant in self.variants()}
         print(f"{len(self.variants())} run(s) of {len(names)} experiment(s)")
 
     def runs(self, script, num_cpu=1, data_dir=None, datestamp=False):
-        """Return the runs of a script for all variants, or stop at what is wrong with one."""
-        script = find_script(script)
-        dataclass = read_args(script)
-        for i, (key, vals) in enumerate(zip(self.keys, self.vals)):
-            self.vals[i] = convert(script, dataclass, key, vals)
+        """Return a script's runs for all variants; raise an error if one of them cannot be."""
+        path = find_script(script)
+        args_class = import_script(path).Args
+        self.name = as_file_name(path.stem) if self.name is None else self.name
+        for key, f in self.flags.items():
+            f.values = read_values(path.stem, args_class, key, f.values)
         fixed = {} if data_dir is None else {"data_dir": str(data_dir)}
-        if str(num_cpu) != "1":
-            cpu = cores() if num_cpu == "auto" else num_cpu
-            fixed["cpu"] = convert(script, dataclass, "cpu", [cpu])[0]
+        if num_cpu != 1:
+            fixed["cpu"] = cores() if num_cpu == "auto" else num_cpu
         date = time.strftime("%Y-%m-%d_") if datestamp else ""
         runs, named = [], {}
         for variant in self.variants():
-            name = date + self.variant_name(variant)
+            name = date + self.variant_name({"env_id": args_class.env_id, **variant})
             others = {key: value for key, value in variant.items() if key != "seed"}
-            if named.setdefault(name, others) != others:
-                varied = [key for key, value in others.items() if named[name][key] != value]
-                fail(f"values of {', '.join(map(flag, varied))} would share the name {name}")
-            settings = {**variant, **fixed, "exp_name": name}
-            runs.append(Run(script, dataclass(**settings, resume=True), settings))
+            # In lower case: macOS takes x_Ant-v4 and x_ant-v4 for one folder
+            if named.setdefault(name.lower(), others) != others:
+                varied = [flag(k) for k, value in others.items() if named[name.lower()][k] != value]
+                raise SidespinError(f"values of {', '.join(varied)} would share the name {name}")
+            runs.append(GridRun(path, args_class, {**variant, **fixed, "exp_name": name}))
         return runs
 
     def run(self, script, num_cpu=1, data_dir=None, datestamp=False, workers=None, dry_run=False):
-        """Run all variants, some at once; return the runs, which know their folder and state."""
+        """Run all variants, several at once; return the runs, each with its folder and state."""
         runs = self.runs(script, num_cpu, data_dir, datestamp)
-        if workers is not None and num_procs() > 1:
-            fail("--workers does not go with mpirun, whose -np is the number of runs and one more")
         if workers is not None and workers < 1:
-            fail(f"--workers must be at least 1, not {workers}")
-        problems = [run.look_at_folder() for run in runs] if proc_id() == 0 else []
-        problem = next(filter(None, comm.bcast(problems)), None)
+            raise SidespinError(f"{flag('workers')} must be at least 1, got {workers}")
+        if workers is not None and num_procs() > 1:
+            raise SidespinError(f"under mpirun, -np takes the place of {flag('workers')}")
+        problem = None
+        if proc_id() == 0:
+            problem = next(filter(None, [run.look_at_folder() for run in runs]), None)
+            problem = problem or check_envs(run for run in runs if run.state == "waiting")
+        problem = comm().bcast(problem)
         if problem:
-            fail(problem)
+            raise SidespinError(problem)
         if dry_run:
             for run in runs if proc_id() == 0 else []:
                 done = f", epoch {run.epochs}/{run.args.epochs}" if run.epochs else ""
-                show(f"# {run.name}: {run.state}{done}")
+                show(f"# {run.folder.name}: {run.state}{done}")
                 show(shlex.join(["python", *run.command]))
             return runs
         if num_procs() > 1:
             from mpi4py.futures import MPICommExecutor
 
-            workers, executor = num_procs() - 1, MPICommExecutor(comm)
+            workers, executor = num_procs() - 1, MPICommExecutor(comm())
         else:
             fitting = cores() // max(run.args.cpu * run.args.threads for run in runs)
             workers = workers or max(fitting, 1)
             executor = concurrent.futures.ThreadPoolExecutor(workers)
-        with signals_stop_runs(), executor as pool:
-            if pool is not None:  # else this is one of the processes that do the runs
+        with stop.on_signals(), executor as pool:
+            if pool is not None:  # else this is an MPI process that runs have been sent to
                 supervise(runs, pool, workers)
-        if stop.number:
-            if proc_id() == 0:
-                print_line("interrupted; the same command goes on")
-            sys.exit(128 + stop.number)
+        if stop.signal:
+            signal.raise_signal(stop.signal)  # again, now for the handler that was there before
         return runs
 
 
-class Run:
-    """One run: its command, its folder, and how far it is."""
+class GridRun(Run):
+    """One run of a grid: its command, and how far it is."""
 
-    def __init__(self, script, args, settings):
+    def __init__(self, script, args_class, settings):
+        args = args_class(**settings, resume=True)
         check_args(args, ranks=args.cpu)
-        if args.steps_per_epoch % args.cpu:
-            fail(
-                f"--steps-per-epoch {args.steps_per_epoch} cannot be divided among {args.cpu} ranks"
-            )
-        self.args, self.name = args, f"{args.exp_name}_s{args.seed}"
-        if len(os.fsencode(self.name)) > 255:
-            fail(f"{self.name} is too long for a folder's name: use shorthands, as in --gamma[g]")
-        self.folder = Path(args.data_dir) / args.exp_name / self.name
-        self.log = self.folder / "log.txt"
-        self.command = [os.path.relpath(script), *command_line(type(args), settings), "--resume"]
-        self.state, self.code, self.began, self.log_start = "waiting", None, None, 0
-        self.epochs, self.ret, self.seconds, self.changed = 0, math.nan, 0.0, 0.0
-        identity = {k: v for k, v in dataclasses.asdict(args).items() if k not in MAY_DIFFER}
-        identity |= {"script": script.stem, "ranks": args.cpu}
-        self.identity = json.loads(json.dumps(identity))  # as it will be read: a tuple is a list
+        super().__init__(args, script, ranks=args.cpu)
+        if len(os.fsencode(self.folder.name)) > 255:
+            shorter = "use shorthands, as in --gamma[g]"
+            raise SidespinError(f"{self.folder.name} is too long for a folder's name: {shorter}")
+        self.log, self.log_start = self.folder / "log.txt", 0
+        self.command = [os.path.relpath(script), *command_line(args_class, settings), "--resume"]
+        self.state, self.code = "waiting", None
+        self.times, self.ret = [], math.nan  # seconds at the end of each epoch, and the last return
+        self.saved = 0  # epochs that a checkpoint had when the grid began
+        self.began = self.changed = None  # when the run began, and when it last wrote a row
+
+    @property
+    def epochs(self):
+        return len(self.times)
 
     def look_at_folder(self):
-        """See how far the run is; return why it cannot go on with what is there, if so."""
+        """See how far the run is; return why it cannot continue what is there, or None."""
         self.read_progress()
+        self.saved = max(epochs_saved(self.folder), default=0)
+        if read_config(self.folder) and self.saved >= self.args.epochs:
+            self.state = "finished before"
         with contextlib.suppress(OSError):
             self.log_start = self.log.stat().st_size
-        for path in (self.folder / "checkpoint").glob("epoch*.json"):
-            checkpoint = read_json(path)
-            enough = checkpoint.get("epoch", 0) >= self.args.epochs
-            if enough and checkpoint.get("run") == self.identity:
-                self.state = "finished before"
-        then = read_json(self.folder / "config.json") or self.identity
-        changed = {key: now for key, now in self.identity.items() if then.get(key) != now}
-        changed = [f"{key} {then.get(key)}, not {now}" for key, now in changed.items()]
-        problem = f"{self.folder} holds another run, with {'; '.join(changed)}: choose --exp-name"
-        return problem if changed else None
+        difference = self.difference()
+        return f"{difference}; choose another {flag('exp_name')}" if difference else None
 
     def follow(self, future):
         """Bring the state up to date with the future that stands for the run's process."""
         if future.done() and not future.cancelled() and self.state in ("waiting", "running"):
             self.code = future.exception() or future.result()
-            failed = "stopped" if stop.number else "failed"
+            failed = "stopped" if stop.signal else "failed"
             self.state = "waiting" if self.code is None else failed if self.code else "done"
-            self.read_progress()
         elif future.running():
             self.state, self.began = "running", self.began or time.time()
-            self.read_progress()
+        if self.began and self.read_progress():
+            self.changed = time.time()
 
     def read_progress(self):
+        """Read progress.txt; return whether it has changed."""
         try:
-            path = self.folder / "progress.txt"
-            header, *rows = (line.split("\t") for line in path.read_text().splitlines())
-            row = dict(zip(header, map(float, rows[-1]), strict=True))
-            self.epochs, self.seconds = int(row["Epoch"]) + 1, row["Time"]
-            self.ret = row.get("AverageTestEpRet", row.get("AverageEpRet", math.nan))
-            self.changed = path.stat().st_mtime
-        except (OSError, ValueError, IndexError, KeyError):
-            pass  # no row yet, or one that is being written
+            lines = (self.folder / "progress.txt").read_text().splitlines()
+            header, *rows = [line.split("\t") for line in lines]
+            times = [float(row[header.index("Time")]) for row in rows]
+            last = dict(zip(header, map(float, rows[-1]), strict=True))
+        except (OSError, ValueError, IndexError):  # no row yet, or one that is being written
+            return False
+        before, self.times = self.times, times
+        self.ret = last.get("AverageTestEpRet", last.get("AverageEpRet", math.nan))
+        return times != before
 
-    def seconds_in_all(self):
-        return self.seconds / self.epochs * self.args.epochs
+    def seconds_per_epoch(self):
+        """Look at the later half of the epochs: off-policy, the first ones have no updates."""
+        half = self.epochs // 2
+        return (self.times[-1] - [0.0, *self.times][half]) / (self.epochs - half)
 
-    def seconds_left(self):
-        since = time.time() - max(self.changed, self.began or 0)
-        return max(self.seconds_in_all() - self.seconds - since, 0.0)
+    def start_up(self):
+        """Return the seconds from the start of the process to its last row, without the epochs."""
+        epochs = self.epochs - self.saved
+        return self.changed - self.began - epochs * self.seconds_per_epoch()
 
-    def row(self):
-        """Return state, epoch, return, and time left or taken."""
+    def seconds_left(self, pace):
+        """Estimate when the run will end, from its own rows or else from the pace of the others."""
+        seconds, start_up = pace
+        seconds = self.seconds_per_epoch() if self.epochs else seconds
+        if self.changed:
+            left = (self.args.epochs - self.epochs) * seconds - (time.time() - self.changed)
+        else:
+            waited = time.time() - self.began if self.began else 0.0
+            left = start_up + (self.args.epochs - self.saved) * seconds - waited
+        return max(left, 0.0)
+
+    def row(self, pace):
+        """Return state, epoch, return, and the time left or taken."""
         row = [self.state, f"epoch {self.epochs}/{max(self.epochs, self.args.epochs)}"]
         row.append("" if math.isnan(self.ret) else f"return {self.ret:.4g}")
-        if not self.epochs:
-            return [*row, ""]
-        running = self.state == "running"
-        return [*row, f"{clock(self.seconds_left())} left" if running else clock(self.seconds)]
+        if self.state == "running" and pace:
+            return [*row, f"{clock(self.seconds_left(pace))} left"]
+        return [*row, clock(self.times[-1]) if self.times else ""]
 
     def failure(self):
         """Return how the run failed, with the last lines of its log."""
@@ -253,69 +306,73 @@ class Run:
             lines = self.log.read_bytes()[self.log_start :].decode(errors="replace").splitlines()
         except OSError:
             lines = []
-        return "\n    ".join([f"{self.name} failed ({code}), see {self.log}", *lines[-LOG_LINES:]])
+        report = f"error: {self.folder.name} failed ({code}), see {self.log}"
+        return "\n    ".join([report, *lines[-LOG_LINES:]])
 
 
 class Stop:
-    """Which signal has asked the runs to end, and until when they may take their time."""
+    """Which signal has asked all runs of this process to end, and until when they have time."""
 
-    number, deadline = None, None
+    signal, deadline = None, None
 
     def __call__(self, number, frame=None):
-        self.deadline = time.time() + (PATIENCE if self.number is None else 0)
-        self.number = number
+        self.deadline = time.time() + (PATIENCE if self.signal is None else 0)
+        self.signal = number
+
+    @contextlib.contextmanager
+    def on_signals(self):
+        """Let signals end the runs before this process; the second signal kills them at once."""
+        self.signal = None
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        if threading.current_thread() is not threading.main_thread():
+            numbers = []  # Python has signal handlers in the main thread only
+        # What is ignored stays ignored: nohup means it
+        old = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
+        for number in old:
+            signal.signal(number, self)
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
 
 
 stop = Stop()
 
 
-@contextlib.contextmanager
-def signals_stop_runs():
-    """Let signals end the runs first, the second one at once."""
-    stop.number = None
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    # What is ignored stays so: nohup means it
-    old = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
-    for number in old:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
-def launch(command, log):
-    """Do a run, in a thread or on another machine; return its exit code, None if not started."""
-    if stop.number:
+def do_run(command, log):
+    """Do one run, in a thread or on another machine; return its exit code, None if not started."""
+    if stop.signal:
         return None
     log.parent.mkdir(parents=True, exist_ok=True)
-    foreign = tuple(LAUNCHER_VARIABLES)
-    env = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
-    command = [sys.executable, *command]
     with open(log, "ab") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env
+            [sys.executable, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which decides
         )
     asked = False
     while process.poll() is None:
         time.sleep(0.1)
-        if stop.number and not asked:
+        if stop.signal and not asked:
             process.terminate()
             asked = True
-        if stop.number and time.time() > stop.deadline:
-            process.kill()
+        if stop.signal and time.time() > stop.deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return process.returncode
 
 
 def supervise(runs, pool, workers):
-    """Hand all runs to the pool, show what becomes of them until all have ended."""
-    screen = Screen(runs, workers)
-    futures = {}
+    """Hand all runs to the pool, and show what becomes of them until all have ended."""
+    screen, futures = Screen(runs, workers), {}
     try:
         for run in runs:
             if run.state == "waiting":
-                futures[run] = pool.submit(launch, run.command, run.log)
+                futures[run] = pool.submit(do_run, run.command, run.log)
         while True:
             pending = [future for future in futures.values() if not future.done()]
             for run, future in futures.items():
@@ -323,7 +380,7 @@ def supervise(runs, pool, workers):
             screen.show()
             if not pending:
                 break
-            if stop.number:
+            if stop.signal:
                 for future in pending:
                     future.cancel()
             concurrent.futures.wait(pending, 0.5, concurrent.futures.FIRST_COMPLETED)
@@ -334,7 +391,7 @@ def supervise(runs, pool, workers):
 
 
 class Screen:
-    """A table that is redrawn in place on a terminal; elsewhere a line when a state changes."""
+    """A table that is redrawn in place on a terminal; elsewhere one line per change of state."""
 
     def __init__(self, runs, workers):
         self.runs, self.workers, self.height = runs, workers, 0
@@ -351,12 +408,13 @@ class Screen:
         for run in self.runs:
             if run.state != self.shown[run]:
                 self.shown[run] = run.state
-                show(f"{run.name}: {', '.join(filter(None, run.row()))}")
+                show(f"{run.folder.name}: {', '.join(filter(None, run.row(self.pace())))}")
 
     def table(self, columns, lines):
-        room = max(lines - 2, 1)  # the line below and the cursor's
+        room = max(lines - 2, 1)  # without the summary and the cursor's line
         chosen = set(sorted(self.runs, key=lambda run: STATES.index(run.state))[:room])
-        rows = [(run.name, *run.row()) for run in self.runs if run in chosen]
+        pace = self.pace()
+        rows = [(run.folder.name, *run.row(pace)) for run in self.runs if run in chosen]
         widths = [max(map(len, column)) for column in zip(*rows)]
         # The end of a name tells runs apart
         widths[0] = max(min(widths[0], columns - 1 - sum(widths[1:]) - 2 * len(widths[1:])), 8)
@@ -369,39 +427,72 @@ class Screen:
     def summary(self):
         counts = collections.Counter(run.state for run in self.runs)
         text = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-        known = [run.seconds_in_all() for run in self.runs if run.epochs]
-        if known and counts["running"]:
-            mean = sum(known) / len(known)
-            running = [run for run in self.runs if run.state == "running"]
-            left = sum(run.seconds_left() if run.epochs else mean for run in running)
-            left += counts["waiting"] * mean
-            text += f", about {clock(left / min(self.workers, len(self.runs)))} left"
+        pace = self.pace()
+        if pace and counts["running"]:
+            text += f", about {clock(self.seconds_left(pace))} left"
         return f"{len(self.runs)} run(s): {text}"
+
+    def pace(self):
+        """Return the mean seconds per epoch and of a start-up, or None before the first row."""
+        known = [run for run in self.runs if run.epochs]
+        started = [run.start_up() for run in known if run.changed] or [0.0]
+        seconds = [run.seconds_per_epoch() for run in known]
+        return (statistics.mean(seconds), statistics.mean(started)) if known else None
+
+    def seconds_left(self, pace):
+        """Let each worker that becomes free take the next run; return when the last one ends."""
+        left = {run: run.seconds_left(pace) for run in self.runs}
+        ends = [left[run] for run in self.runs if run.state == "running"]
+        ends += [0.0] * (self.workers - len(ends))
+        heapq.heapify(ends)
+        for run in self.runs:
+            if run.state == "waiting":
+                heapq.heapreplace(ends, ends[0] + left[run])
+        return max(ends)
 
     def end(self):
         if not self.is_terminal:
             show(self.summary())
         for run in self.runs:
             if run.state == "failed":
-                print(f"grid.py: error: {run.failure()}", file=sys.stderr, flush=True)
+                show(f"grid.py: {run.failure()}", sys.stderr)
 
 
-def show(text):
-    with contextlib.suppress(BrokenPipeError):  # that nobody is listening stops no run
-        print(text, flush=True)
+def check_envs(runs):
+    """Make each environment once, in a process of its own; return why one cannot be made, or None.
+
+    Only the scripts' usual make_env() is checked, and what takes a minute is left to the runs.
+    """
+    runs = list(runs)
+    env_ids = {run.args.env_id for run in runs}
+    if not runs or sys.modules[type(runs[0].args).__module__].make_env is not common.env.make_env:
+        return None
+    script = runs[0].script.resolve()
+    bounded = "yes" if "bounded_actions=True" in script.read_text() else ""
+    command = [sys.executable, "-c", CHECK_ENVS, script.parent, script.stem, bounded, *env_ids]
+    options = dict(capture_output=True, text=True, errors="replace", timeout=60)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        check = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, **options)
+        return check.stderr.splitlines()[-1] if check.returncode == 3 else None
 
 
-def flag(key):
-    return f"--{key.replace('_', '-')}"
+def environment():
+    foreign = tuple(LAUNCHER_VARIABLES)
+    return {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
 
 
-def start_of(key):
-    """Return the default shorthand of a flag: letters and digits among its first three."""
-    return "".join(c for c in key[:3] if c.isalnum())
+def show(text, file=None):
+    with contextlib.suppress(OSError):  # a closed pipe or terminal stops no run
+        print(text, file=file or sys.stdout, flush=True)
+
+
+def as_file_name(text):
+    """Return a name as Run writes it into the names of folders."""
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def valid_str(value):
-    """Return a value as part of a file's name, as Spinning Up does: (0.1, "A b") is 0-1-a-b."""
+    """Return a value as part of a file name, as in Spinning Up: (0.1, "A b") gives 0-1-a-b."""
     if isinstance(value, tuple | list):
         return "-".join(map(valid_str, value))
     return re.sub(r"[^a-z0-9_-]", "-", str(value).lower())
@@ -413,21 +504,14 @@ def clock(seconds):
 
 
 def cores():
-    return len(os.sched_getaffinity(0))
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def read_json(path):
-    """Return the dictionary in a file; of a missing or damaged one, an empty one."""
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def similar(word, words):
-    matches = [known for known in words if known.startswith(word)]
-    matches += difflib.get_close_matches(word, words, 1)
-    return f": did you mean {matches[0]}?" if matches else ""
+def suggest(word, known):
+    """Return a word that is not known, together with the known one that it may stand for."""
+    similar = [x for x in known if x.startswith(word)] + difflib.get_close_matches(word, known, 1)
+    return f"{word} (did you mean {similar[0]}?)" if similar else word
 
 
 def find_script(script):
@@ -437,65 +521,63 @@ def find_script(script):
         if path.is_file():
             return path
     scripts = [path.stem for path in HERE.glob("*_*.py")]
-    fail(f"there is no script {script}{similar(str(script), scripts)}")
+    raise SidespinError(f"there is no script {suggest(str(script), scripts)}")
 
 
-def read_args(script):
-    """Return the script's Args."""
-    sys.path.insert(0, str(script.resolve().parent))
-    module = importlib.import_module(script.stem)
+def import_script(path):
+    """Return the module of a script, found by its path."""
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(str(path.resolve()), path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     if not hasattr(module, "Args"):
-        fail(f"{script} is not a script that trains: it has no Args")
-    return module.Args
+        raise SidespinError(f"{path.name} does not train: it has no Args")
+    return module
 
 
-def convert(script, dataclass, key, vals):
-    """Return the values of a flag as the script would read them, or stop."""
-    fields = {field.name: field.type for field in dataclasses.fields(dataclass)}
+def read_values(script, args_class, key, values):
+    """Return the values of a flag as the script would read them."""
+    kinds = typing.get_type_hints(args_class, include_extras=True)
     if key in ("exp_name", "resume", "overwrite"):
-        fail(f"{flag(key)} cannot vary: a grid names its runs and resumes them")
-    if key not in fields:
-        known = [flag(name) for name in (*fields, *OWN_FLAGS)]
-        fail(f"{script.stem} has no flag {flag(key)}{similar(flag(key), known)}")
-    kind, values, nowhere = fields[key], [], io.StringIO()
-    if not vals and kind is not bool:
-        fail(f"{flag(key)} needs a value")
-    for value in vals or [True]:
-        words = [value]
-        if isinstance(value, tuple | list):
-            words = value
-        elif typing.get_origin(kind) is tuple:
-            words = str(value).split()
-        try:
-            if kind is bool:
-                values.append({"true": True, "false": False}[str(value).lower()])
-            else:
-                with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-                    args = tyro.cli(dataclass, args=[flag(key), *map(str, words)])
-                values.append(getattr(args, key))
-        except (KeyError, SystemExit):
-            name = str(kind).removeprefix("typing.") if typing.get_args(kind) else kind.__name__
-            name = "true or false" if kind is bool else name
-            fail(f"{flag(key)} takes {name}, not {value!r}")
-    if len(set(values)) < len(values):
-        hint = '; several numbers in quotes, like "64 64", are one value'
-        hint = hint if typing.get_origin(kind) is tuple else ""
-        fail(f"{flag(key)} has a value twice: {', '.join(map(str, vals))}{hint}")
-    return values
+        raise SidespinError(f"{flag(key)} cannot vary: a grid names and resumes its runs itself")
+    if key not in kinds:
+        raise SidespinError(f"{script} has no {suggest(flag(key), [*map(flag, kinds), *OPTIONS])}")
+    is_tuple, is_bool = typing.get_origin(kinds[key]) is tuple, kinds[key] is bool
+    if not values and not is_bool:
+        raise SidespinError(f"{flag(key)} needs a value")
+
+    def fail(event):
+        expected = "true or false" if is_bool else mismatch(kinds[key], object())
+        raise SidespinError(f"{flag(key)} must be {expected}, got {value}")
+
+    read = []
+    for value in values or [True]:
+        words = str(value).split() if is_tuple else [str(value).title() if is_bool else value]
+        words = value if isinstance(value, tuple | list) else words
+        with on_parse_error(fail):
+            words = [f"--{key}", *map(str, words)]
+            args = tyro.cli(args_class, args=words, config=[tyro.conf.FlagConversionOff])
+        read.append(getattr(args, key))
+    if len(set(read)) < len(read):
+        hint = '; several numbers in quotes, like "64 64", are one value' if is_tuple else ""
+        raise SidespinError(f"{flag(key)} has a value twice: {', '.join(map(str, values))}{hint}")
+    return read
 
 
-def command_line(dataclass, settings):
+def command_line(args_class, settings):
     words = []
     for key, value in settings.items():
+        name = key.replace("_", "-")
         if not isinstance(value, bool):
-            words += [flag(key), *map(str, value if isinstance(value, tuple) else [value])]
-        elif value != getattr(dataclass, key):
-            words += [flag(key) if value else flag(f"no_{key}")]
+            words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+        elif value != getattr(args_class, key):
+            words += [f"--{name}" if value else f"--no-{name}"]
     return words
 
 
-def parse_flags(grid, words):
-    """Add what is like --key[shorthand] value value ... to the grid."""
+def add_flags(grid, words):
+    """Add flags to the grid from words like --key[shorthand] value value ..."""
     flags = []
     for word in words:
         if word.startswith("--"):
@@ -504,38 +586,36 @@ def parse_flags(grid, words):
         elif flags:
             flags[-1][1].append(word)
         else:
-            fail(f"{word} has no flag in front of it")
+            raise SidespinError(f"{word} has no flag in front of it")
     for name, values in flags:
         key, shorthand = re.fullmatch(r"--([^\[]*)(?:\[(.*)\])?", name).groups()
         grid.add(key, values, shorthand, in_name=shorthand is not None)
 
 
-def main(argv):
-    parser = argparse.ArgumentParser(
-        usage="%(prog)s script [--flag[shorthand] value [value ...]] ... [options]",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.error = fail
-    add = parser.add_argument
-    add("script", help="ppo_torch, sac_tf1, ...")
-    add("--exp-name", metavar="NAME", help="how the names of experiments begin (the script's name)")
-    add("--datestamp", action="store_true", help="put today's date in front of the names")
-    add("--cpu", metavar="N", default=1, help="ranks a run; auto: as many as there are cores (1)")
-    add("--workers", metavar="K", type=int, help="runs at once (as many as there are cores for)")
-    add("--data-dir", metavar="FOLDER", help="where the folders of the experiments go (runs)")
-    add("--dry-run", action="store_true", help="print names and commands, and start nothing")
-    args, words = parser.parse_known_args(argv)
-    name = Path(args.script).stem if args.exp_name is None else args.exp_name
-    grid = ExperimentGrid(name)
-    parse_flags(grid, words)
-    options = dict(data_dir=args.data_dir, datestamp=args.datestamp, workers=args.workers)
-    runs = grid.run(args.script, num_cpu=args.cpu, dry_run=args.dry_run, **options)
+def main(options):
+    grid = ExperimentGrid(options.exp_name)
+    add_flags(grid, options.flags)
+    names = "script num_cpu data_dir datestamp workers dry_run".split()
+    try:
+        runs = grid.run(**{name: getattr(options, name) for name in names})
+    except Interrupted as error:
+        error.resume = "repeat the command"
+        raise
     undone = any(run.state not in ("done", "finished before") for run in runs)
-    return int(proc_id() == 0 and not args.dry_run and undone)
+    if proc_id() == 0 and undone and not options.dry_run:
+        raise SystemExit(1)
+
+
+def own_options_first(words):
+    """Move grid.py's own options in front of --, behind which a word is never an option."""
+    own, others, now = [], [], None
+    for word in words:
+        if word.startswith("--") or now is None:
+            now = own if word.split("=")[0].replace("_", "-") in (*OPTIONS, "-h") else others
+        now.append(word)
+    return [*own, "--", *others]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.argv[1:] = own_options_first(sys.argv[1:])
+    launch(main, Options)

@@ -2,37 +2,41 @@
 
 usage: python plot.py LOGDIR [LOGDIR ...] [options]
 
-One panel per environment, one curve per experiment: the mean
-over its seeds with a 95% confidence interval. A LOGDIR is a
-folder of runs, at any depth, or the start of its path.
+One panel per environment, one curve per experiment: the
+mean over its seeds with a 95% confidence interval. A LOGDIR
+is a folder of runs, at any depth, or the start of its path.
 Unfinished runs and Spinning Up's own runs work as well.
 
-Seeds may differ in length and spacing: a run is a straight
-line between its rows and counts nowhere else. Where some of
-its seeds do not count, a curve is faint.
+Runs of one experiment may differ in length and spacing. A
+run is a straight line between its rows and counts nowhere
+else. Where some seeds do not count, the curve is faint.
 
 options:
-  -l, --legend TITLE ...  one title per LOGDIR; runs with the
-                          same title form one curve
-  -x, --xaxis COLUMN      column of progress.txt to plot over
-                          (TotalEnvInteracts)
-  -y, --value COLUMN ...  columns to plot, one panel per column
-                          (Performance: AverageTestEpRet if
-                          a run has it, else AverageEpRet)
+  -l, --legend TITLE ...  one title per LOGDIR; runs with
+                          the same title form one curve
+  -x, --xaxis COLUMN      column of progress.txt to plot
+                          over (TotalEnvInteracts)
+  -y, --value COLUMN ...  columns to plot, one panel per
+                          column (Performance, which is
+                          AverageTestEpRet if a run has it,
+                          else AverageEpRet)
   -s, --smooth ROWS       average over a window of rows (1)
   --count                 draw one line per seed
-  --select TEXT ...       only runs whose path has all of these
-  --exclude TEXT ...      no runs whose path has any of these
-  --est ESTIMATOR         mean, max or min over the seeds, or
-                          iqm: mean of the middle half (mean)
-  --band BAND             ci: bootstrap confidence interval,
-                          std: standard deviation, minmax:
-                          range, or none (ci; none for --est
-                          max and min)
-  --out FILE              write a .png, .svg or .pdf instead of
-                          opening a window
-  --table [md|csv]        print a table: means over the last
-                          10% of each run's epochs (md)
+  --select TEXT ...       only runs with all of these in
+                          their path
+  --exclude TEXT ...      no runs with any of these in their
+                          path
+  --est ESTIMATOR         mean, max or min over the seeds;
+                          iqm: the mean of their middle half
+                          (mean)
+  --band BAND             ci: 95% confidence interval by
+                          bootstrap; std: standard
+                          deviation; minmax: range; or none
+                          (ci; with --est max or min, none)
+  --out FILE              write a .png, .svg or .pdf instead
+                          of opening a window
+  --table [md|csv]        print a table: the mean of the
+                          last 10% of each run's epochs (md)
   -h, --help              print this text
 
 examples:
@@ -41,15 +45,15 @@ examples:
   python plot.py runs/a runs/b -l PPO SAC --out ab.pdf
   python plot.py runs -y Performance EpLen --count
   python plot.py runs --table
-"""
+"""  # noqa: D405, D413 (this is the text of --help)
 
 import argparse
 import io
+import itertools
 import math
 import os
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -81,6 +85,7 @@ STYLE = {
     "axes.spines.right": False,
     "axes.titlesize": 11,
     "axes.grid": True,
+    "figure.constrained_layout.hspace": 0.05,
     "grid.alpha": 0.3,
     "legend.frameon": False,
     "legend.fontsize": 9,
@@ -88,18 +93,10 @@ STYLE = {
     "savefig.dpi": 180,
     "pdf.fonttype": 42,  # TrueType: conferences refuse matplotlib's default
 }
+CURVE = ["experiment", "environment"]  # runs that share both make one curve
 BANDS = {"ci": ", 95% CI", "std": " ± std", "minmax": ", min to max", "none": ""}
 FAINT = 0.35
 MAX_POINTS = 500  # per curve: more than a figure can show, and each one is bootstrapped
-
-
-@dataclass
-class Run:
-    folder: Path
-    rows: pd.DataFrame  # progress.txt, and Performance
-    experiment: str
-    home: Path  # the folder that holds the experiment
-    env_id: str  # "" if unknown
 
 
 class NotebookFigure(Figure):
@@ -122,7 +119,7 @@ ESTIMATORS = {"mean": np.mean, "max": np.max, "min": np.min, "iqm": iqm}
 
 
 def plural(n, noun):
-    return f"{n} {noun}{'s' * (n != 1)}"
+    return f"{n} {noun}{'s' * (str(n) != '1')}"
 
 
 def as_list(x):
@@ -151,18 +148,18 @@ def read_progress(file):
 
 
 def read_run(folder):
-    """Return the run in a folder; if it has nothing to plot, say so and return None."""
+    """Return the rows of a run, with what it is a run of; print why if there is nothing to plot."""
     try:
-        data, torn = read_progress(folder / "progress.txt")
+        rows, torn = read_progress(folder / "progress.txt")
     except (OSError, ValueError) as error:
         return print_line(f"left out {folder}, cannot read it: {str(error).splitlines()[0]}")
-    if not data.notna().any(axis=None):
+    if not rows.notna().any(axis=None):
         return print_line(f"left out {folder}, which has no complete row of numbers yet")
     if torn:
         print_line(f"left out {plural(torn, 'incomplete row')} of {folder}")
     for column in ("AverageTestEpRet", "AverageEpRet"):
-        if column in data and "Performance" not in data:
-            data["Performance"] = data[column]
+        if column in rows and "Performance" not in rows:
+            rows["Performance"] = rows[column]
 
     config = {key: x for key, x in read_config(folder).items() if x and isinstance(x, str)}
     folder_name, parent = folder.resolve().name, folder.resolve().parent
@@ -170,7 +167,7 @@ def read_run(folder):
     home = parent.parent if without_date(parent.name) == name else parent
     # Spinning Up does not save the environment, but code derived from it may
     env_id = config.get("env_id") or config.get("env_name") or config.get("env") or ""
-    return Run(folder, data, name, home, env_id)
+    return rows.assign(folder=str(folder), home=str(home), experiment=name, environment=env_id)
 
 
 def without_date(name):
@@ -200,47 +197,45 @@ def load(logdirs, legend=None, select=None, exclude=None):
             chosen = all(x in path for x in select) and not any(x in path for x in exclude)
             if chosen and key not in runs:
                 runs[key] = read_run(folder)
-    runs = {key: run for key, run in runs.items() if run}
+    runs = {key: run for key, run in runs.items() if run is not None}
     if not runs:
         filtered = f"{flag('select')} and {flag('exclude')} leave no runs to plot"
         raise SidespinError(filtered if select or exclude else "no run has a complete row yet")
 
     titles = [title for _, title in runs] if legend else find_titles(runs.values())
-    rows = [
-        run.rows.assign(experiment=title, environment=run.env_id, folder=str(run.folder))
-        for run, title in zip(runs.values(), titles)
-    ]
-    data = pd.concat(rows, ignore_index=True)
-    for (title, _), part in data.groupby(CURVE, sort=False):
-        seeds = re.findall(r"_s(\d+)$", "\n".join(part.folder.unique()), re.MULTILINE)
+    data = pd.concat(run.assign(experiment=x) for run, x in zip(runs.values(), titles))
+    for names, rows in data.groupby(CURVE, sort=False):
+        seeds = re.findall(r"_s(\d+)$", "\n".join(rows.folder.unique()), re.MULTILINE)
         if len(set(seeds)) < len(seeds):
-            print_line(f"{title} has several runs of one seed, which may not be independent")
+            problem = "has several runs of one seed, which may not be independent"
+            print_line(f"{' on '.join(filter(None, names))} {problem}")
     return data
 
 
 def find_titles(runs):
     """Return the name of each run's experiment, no longer than it takes to tell them apart."""
-    full = [(run.home, run.experiment, run.env_id) for run in runs]
+    full = [tuple(run[["home", "experiment", "environment"]].iloc[0]) for run in runs]
     short = [(home, without_env_id(name, env_id), env_id) for home, name, env_id in full]
     names = short if len(set(short)) == len(set(full)) else full
-    homes = {name: {home for home, other, _ in names if other == name} for _, name, _ in names}
+    if len({name[1:] for name in names}) == len(set(names)):
+        return [name for _, name, _ in names]
     # The same name in different folders is not the same experiment
-    return [
-        str(Path(os.path.relpath(home, os.path.commonpath(homes[name])), name))
-        for home, name, _ in names
-    ]
+    homes = {name: {home for home, other, _ in names if other == name} for _, name, _ in names}
+    starts = {name: os.path.commonpath(some) for name, some in homes.items()}
+    return [str(Path(os.path.relpath(home, starts[name]), name)) for home, name, _ in names]
 
 
 def check_columns(data, columns):
-    known = [column for column in data if column not in (*CURVE, "folder")]
+    known = [column for column in data if column not in ("folder", "home", *CURVE)]
     for column in columns:
         if column not in known:
             raise SidespinError(f"no run has a column {column}, only {', '.join(known)}")
 
 
-def note_missing(title, runs, found, what):
+def note_missing(names, runs, found, what):
     if found < runs:
-        print_line(f"left out {runs - found} of {plural(runs, 'run')} of {title}: no {what}")
+        curve = " on ".join(filter(None, names))
+        print_line(f"left out {runs - found} of {plural(runs, 'run')} of {curve}: no {what}")
 
 
 def curve(run, xaxis, value, smooth=1):
@@ -307,42 +302,48 @@ def shorten_big_numbers(axis):
     """Write 0.5M and 1.0M, or 20k, if the axis goes that far."""
     largest = np.abs(axis.get_view_interval()).max()
     if 1e6 <= largest < 1e9:
-        axis.set_major_formatter(lambda x, _: re.sub(r"(\.\d+?)0+$", r"\1", f"{x / 1e6:.3f}") + "M")
+        axis.set_major_formatter(lambda x, _: f"{round(x / 1e6, 3)}M" if x else "0")
     elif 1e4 <= largest < 1e6:
-        axis.set_major_formatter(lambda x, _: f"{x / 1e3:g}k")
+        axis.set_major_formatter(lambda x, _: f"{x / 1e3:g}k" if x else "0")
 
 
 def make_panels(panels, xaxis):
-    """Return a figure and {panel: axes} for panels named (value, environment)."""
+    """Return a figure and {panel: axes}. A panel is (value, environment); each value starts a row.
+
+    With one environment, the values share the rows.
+    """
     values, env_ids = (list(dict.fromkeys(names)) for names in zip(*panels))
-    n = len(values) if len(env_ids) == 1 else len(env_ids)
+    n = len(env_ids) if len(env_ids) > 1 else len(values)
     across = n if n <= 3 else min(math.ceil(math.sqrt(n)), 4)
-    gaps = [None] * (-len(env_ids) % across if len(env_ids) > 1 else 0)  # a value starts a row
+    gaps = [None] * (-len(env_ids) % across if len(env_ids) > 1 else 0)
     places = [(value, env_id) for value in values for env_id in env_ids + gaps]
     down = math.ceil(len(places) / across)
-    fig = NotebookFigure(figsize=(4 * across + 1, 3 * down), layout="constrained")
-    axes = dict(zip(places, fig.subplots(down, across, squeeze=False).flat))
-    for i, ((value, env_id), ax) in enumerate(axes.items()):
+    fig = NotebookFigure(figsize=(2.5 + 2.5 * across, 0.8 + 2.2 * down), layout="constrained")
+    axes = {}
+    for i, ax in enumerate(fig.subplots(down, across, squeeze=False).flat):
+        if i >= len(places) or places[i] not in panels:
+            ax.remove()
+            continue
+        axes[places[i]] = ax
+        value, env_id = places[i]
         ax.set_title(env_id or ("unknown environment" if len(env_ids) > 1 else ""))
+        ax.margins(x=0.02)
         if not any(below in panels for below in places[i + across :: across]):
             ax.set_xlabel(LABELS.get(xaxis, xaxis))
         if i % across == 0 or places[i - 1][0] != value:
             ax.set_ylabel(LABELS.get(value, value))
-        ax.margins(x=0.02)
-    for ax in fig.axes:
-        if ax not in [axes[panel] for panel in panels]:
-            ax.remove()
-    return fig, {panel: axes[panel] for panel in panels}
+    return fig, axes
 
 
 def add_legend(fig, lines, title):
     """Put the legend below the panels, where it hides no curve, and make room for it."""
     width, height = fig.get_size_inches()
+    limit = max(width, 6.5)
     for rows in range(1, len(lines) + 1):
         where = dict(loc="outside lower center", ncols=math.ceil(len(lines) / rows))
         legend = fig.legend(lines.values(), lines.keys(), title=title, columnspacing=1.5, **where)
         box = legend.get_window_extent()
-        if box.width <= fig.bbox.width or rows == len(lines):
+        if box.width <= limit * fig.dpi or rows == len(lines):
             break
         legend.remove()
     fig.set_size_inches(max(width, box.width / fig.dpi), height + box.height / fig.dpi)
@@ -373,12 +374,12 @@ def make_plots(
     check_columns(data, [xaxis, *as_list(value)])
     panels = {}  # {(value, environment): {title: curves}}
     for column in as_list(value):
-        for (title, env_id), rows in data.groupby(CURVE, sort=False):
+        for names, rows in data.groupby(CURVE, sort=False):
             runs = [run for _, run in rows.groupby("folder", sort=False)]
             curves = [xy for run in runs if (xy := curve(run, xaxis, column, smooth)).size]
-            note_missing(title, len(runs), len(curves), f"{column} over {xaxis}")
+            note_missing(names, len(runs), len(curves), f"{column} over {xaxis}")
             if curves:
-                panels.setdefault((column, env_id), {})[title] = curves
+                panels.setdefault((column, names[1]), {})[names[0]] = curves
     if not panels:
         raise SidespinError(f"no run has {' or '.join(as_list(value))} over {xaxis} yet")
 
@@ -386,23 +387,23 @@ def make_plots(
     thin = count or len(titles) > len(COLORS)
     with matplotlib.rc_context({**STYLE, "lines.linewidth": 0.9 if thin else 1.5}):
         fig, axes = make_panels(panels, xaxis)
-        lines, most_seeds = {}, 1
-        for i, title in enumerate(titles):
+        lines = {}
+        for title, look in zip(titles, itertools.cycle(LOOKS)):
             drawn = {panel: curves[title] for panel, curves in panels.items() if title in curves}
-            seeds = [len(curves) for curves in drawn.values()]
+            seeds = sorted({len(curves) for curves in drawn.values()})
+            seeds = "-".join(map(str, seeds[:: max(len(seeds) - 1, 1)]))  # the least and the most
             for panel, curves in drawn.items():
-                line = draw(axes[panel], curves, LOOKS[i % len(LOOKS)], est, band, count)
-                line.set_label(f"{title} ({seed_range(seeds)})")
+                line = draw(axes[panel], curves, look, est, band, count)
+                line.set_label(f"{title} ({plural(seeds, 'seed')})")
                 lines[line.get_label()] = line
-            most_seeds = max(most_seeds, *seeds)
-        for ax in fig.axes:
-            shorten_big_numbers(ax.xaxis)
-            shorten_big_numbers(ax.yaxis)
         if any(line.get_alpha() == FAINT for ax in fig.axes for line in ax.lines):
             lines["fewer seeds"] = Line2D([], [], color="black", alpha=FAINT)
-        several = most_seeds > 1 and not count
+        for axis in itertools.chain(*((ax.xaxis, ax.yaxis) for ax in fig.axes)):
+            shorten_big_numbers(axis)
+        several = any(len(x) > 1 for curves in panels.values() for x in curves.values())
+        how = est.replace("iqm", "IQM") + BANDS[band] if several and not count else None
         try:
-            add_legend(fig, lines, est.replace("iqm", "IQM") + BANDS[band] if several else None)
+            add_legend(fig, lines, how)
             if out:
                 Path(out).parent.mkdir(parents=True, exist_ok=True)
                 fig.savefig(out)
@@ -413,33 +414,35 @@ def make_plots(
 
 
 def make_table(data, value="Performance"):
-    """Return the results in what load() returns, one row per experiment and environment."""
-    values = as_list(value)
-    check_columns(data, values)
-    rows = []
-    for (title, env_id), part in data.groupby(CURVE, sort=False):
-        runs = part.groupby("folder", sort=False)
-        for column in values:
-            final = pd.DataFrame({"y": runs[column].apply(final_mean), "steps": runs[STEPS].max()})
+    """Return the results in what load() returns: one row per experiment, environment and value."""
+    check_columns(data, as_list(value))
+    table = []
+    for names, rows in data.groupby(CURVE, sort=False):
+        runs = rows.groupby("folder", sort=False)
+        steps = runs["TotalEnvInteracts"].max() if "TotalEnvInteracts" in data else np.nan
+        for column in as_list(value):
+            final = pd.DataFrame({"y": runs[column].apply(final_mean), "steps": steps})
             final = final.dropna(subset="y")
-            note_missing(title, runs.ngroups, len(final), column)
+            note_missing(names, runs.ngroups, len(final), column)
             if final.empty:
                 continue
             if final.steps.nunique() > 1:
                 ends = f"{final.steps.min():,.0f} and {final.steps.max():,.0f}"
-                print_line(f"the runs of {title} end between {ends} steps; the table has the least")
-            row = {"experiment": title, "environment": env_id, "value": column}
+                print_line(
+                    f"the runs of {names[0]} end between {ends} steps: the table has the least"
+                )
+            row = dict(zip(CURVE, names), value=column)
             row |= {"mean of last 10% of epochs": final.y.mean(), "std": final.y.std()}
-            if len(final) >= 4:  # with fewer, it is the mean
-                row["iqm"] = iqm(final.y)
-            rows.append({**row, "seeds": len(final), "steps": final.steps.min()})
-    if not rows:
-        raise SidespinError(f"no run has {' or '.join(values)} yet")
-    return pd.DataFrame(rows).round({"steps": 0}).astype({"steps": "Int64"})
+            row |= {"iqm": iqm(final.y) if len(final) >= 4 else np.nan}  # of fewer, it is the mean
+            table.append({**row, "seeds": len(final), "steps": final.steps.min()})
+    if not table:
+        raise SidespinError(f"no run has {' or '.join(as_list(value))} yet")
+    table = pd.DataFrame(table).round({"steps": 0}).astype({"steps": "Int64"})
+    return table.drop(columns="iqm") if table.iqm.isna().all() else table
 
 
 def final_mean(y):
-    """Return the mean of the last 10% of the epochs that have a value, but at least of one."""
+    """Return the mean of the last 10% of the epochs that have a value, at least of one."""
     y = y.dropna()
     return y.tail(max(len(y) // 10, 1)).mean()
 
@@ -477,7 +480,7 @@ def parse_args(argv):
     add("--est", default="mean")
     add("--band")
     add("--out")
-    add("--table")
+    add("--table", choices=["md", "csv"])
     pairs = zip(argv, [*argv[1:], None])  # a logdir behind --table is not its value
     argv = ["--table=md" if x == "--table" and y not in ("md", "csv") else x for x, y in pairs]
     args, unknown = parser.parse_known_intermixed_args(argv)
@@ -488,8 +491,6 @@ def parse_args(argv):
         refuse("say which folders to plot, in front of the options (see --help)")
     if args.out and Path(args.out).suffix.lower() not in (".png", ".svg", ".pdf"):
         refuse(f"--out {args.out} must end in .png, .svg or .pdf")
-    if args.table not in (None, "md", "csv"):
-        refuse(f"--table must be md or csv, got {args.table}")
     args.value = args.value or ["Performance"]
     return args
 

@@ -1,19 +1,33 @@
-# Makes or reuses the virtual environment .venv with the packages of requirements.txt and enters it.
-# To be sourced, by any POSIX shell, in the project's folder:  . ./setup.sh
+# Creates or reuses the virtual environment .venv with the packages of requirements.txt and enters
+# it. Source it, in any POSIX shell:  . ./setup.sh
+sidespin=.
+if [ -n "${BASH_SOURCE:-}" ]; then
+    sidespin=$(dirname "$BASH_SOURCE")
+elif [ -n "${ZSH_VERSION:-}" ]; then
+    eval 'sidespin=$(dirname "${(%):-%x}")'
+fi
 {
-    [ -x .venv/bin/pip ] || {
-        python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer, please")' &&
+    [ -f "$sidespin/requirements.txt" ] || {
+        echo "setup.sh: this shell cannot tell where setup.sh is; go to its folder first" >&2
+        false
+    }
+} && {
+    [ -x "$sidespin/.venv/bin/pip" ] || {
+        python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sidespin needs Python 3.11 or newer")' &&
             {
-                python3 -m venv --clear .venv || {
-                    echo "python3 comes without venv here: installing python3-venv"
+                python3 -m venv --clear "$sidespin/.venv" || {
+                    echo "python3 has no venv here: installing python3-venv"
                     as_root=$([ "$(id -u)" = 0 ] || echo sudo)
                     $as_root apt-get update -q && $as_root apt-get install -yq python3-venv &&
-                        python3 -m venv --clear .venv
+                        python3 -m venv --clear "$sidespin/.venv"
                 }
             }
     }
-} && . .venv/bin/activate && {
-    cmp -s requirements.txt .venv/installed.txt || {
-        pip install -r requirements.txt && cp requirements.txt .venv/installed.txt
+} && . "$sidespin/.venv/bin/activate" && {
+    cmp -s "$sidespin/requirements.txt" "$sidespin/.venv/installed.txt" || {
+        pip install -r "$sidespin/requirements.txt" &&
+            cp "$sidespin/requirements.txt" "$sidespin/.venv/installed.txt"
     }
-}
+} && case $0 in
+    *setup.sh) echo "Installed. To enter the environment, source this file:  . $sidespin/setup.sh" ;;
+esac

@@ -18,8 +18,8 @@ class Limits:
     text: str
 
 
-PositiveInt = Annotated[int, Limits(1, 2**31 - 1, "at least 1 and below 2^31")]
-NonNegativeInt = Annotated[int, Limits(0, float("inf"), "at least 0")]
+PositiveInt = Annotated[int, Limits(1, 2**31 - 1, "a whole number from 1 to 2^31 - 1")]
+NonNegativeInt = Annotated[int, Limits(0, float("inf"), "a whole number of at least 0")]
 Positive = Annotated[float, Limits(1e-300, FLOAT32, "a positive number")]
 NonNegative = Annotated[float, Limits(0, FLOAT32, "a number of at least 0")]
 Fraction = Annotated[float, Limits(0, 1, "between 0 and 1")]
@@ -28,7 +28,7 @@ Fraction = Annotated[float, Limits(0, 1, "between 0 and 1")]
 def check_args(args, ranks):
     """Raise an error at a value that no run on this many ranks could use."""
     for name, kind in typing.get_type_hints(type(args), include_extras=True).items():
-        expected = _mismatch(kind, value := getattr(args, name))
+        expected = mismatch(kind, value := getattr(args, name))
         if expected:
             raise SidespinError(f"{flag(name)} must be {expected}, got {value}")
     if args.threads > os.cpu_count():
@@ -45,21 +45,21 @@ def check_args(args, ranks):
         raise SidespinError(f"{flag('exp_name')} must be a name without folders, got {name!r}")
 
 
-def _mismatch(kind, value):
+def mismatch(kind, value):
     """Return what a value of this type should have been, or None if it is one."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         inner, limits = parts[0], parts[1]
         if not isinstance(limits, Limits):
-            return _mismatch(inner, value)
-        wrong = _mismatch(inner, value) or not limits.low <= value <= limits.high
+            return mismatch(inner, value)
+        wrong = mismatch(inner, value) or not limits.low <= value <= limits.high
         return limits.text if wrong else None
     if origin in (typing.Union, types.UnionType):
-        expected = [_mismatch(part, value) for part in parts]
+        expected = [mismatch(part, value) for part in parts]
         return " or ".join(expected) if all(expected) else None
     if origin is tuple:
-        wrong = not isinstance(value, tuple | list) or any(_mismatch(parts[0], x) for x in value)
-        return f"a tuple, each {_mismatch(parts[0], None)}" if wrong else None
+        wrong = not isinstance(value, tuple | list) or any(mismatch(parts[0], x) for x in value)
+        return f"a tuple of numbers, each {mismatch(parts[0], object())}" if wrong else None
     if origin is typing.Literal:
         return None if value in parts else f"one of {', '.join(map(str, parts))}"
     if kind is type(None):

@@ -5,16 +5,19 @@ Nothing of this happens when a script is imported: a notebook calls main(Args(..
 
 import difflib
 import os
+import re
 import shutil
 import signal
 import sys
 import time
 import traceback
+import typing
 from pathlib import Path
 
 import numpy as np
 
 from common import errors
+from common.args import mismatch
 from common.errors import SidespinError, print_line
 from common.mpi import comm, num_procs, proc_id
 
@@ -83,7 +86,12 @@ def explain(event, args_class):
     if hasattr(event, "choices"):
         return f"{name} must be one of {', '.join(event.choices)}, got {event.value}"
     if hasattr(event, "message"):
-        return f"{name}: {event.message.split('Got errors:')[0].strip(' .')}".removeprefix(": ")
+        kinds = typing.get_type_hints(args_class, include_extras=True)
+        got = re.findall(r"'([^']*)'", event.message)  # what was typed comes last
+        if argument and got:
+            expected = mismatch(kinds[argument.field.intern_name], object())
+            return f"{name} must be {expected}, got {got[-1]}"
+        return f"{name}: {event.message.strip(' .')}".removeprefix(": ")
     return f"{name} needs a value" if name else "this command line does not make sense"
 
 

@@ -27,6 +27,7 @@ class EpochLogger:
         self.stored = {key.rstrip("*"): [] for key in self.columns}
         self.start_time, self.epoch_start, self.events = time.time(), None, None
         self.bar, self.next_progress, self.last_return = None, time.time() + 0.5, np.nan
+        run.say(f"{run.script.stem} on {self.args.env_id}, {run.ranks} rank(s)")
 
     def store(self, **numbers):
         """Keep numbers, or arrays of them, until the end of the epoch."""
@@ -108,13 +109,13 @@ class EpochLogger:
         if self.bar.disable:
             self.next_progress = np.inf
             return
-        self.bar.n = epoch * self.args.steps_per_epoch + (step + 1) * num_procs()
-        self.bar.set_description_str(f"epoch {epoch + 1}/{self.args.epochs}", refresh=False)
         returns = self.stored.get("EpRet") or [self.last_return]
         self.last_return = float(np.mean(returns[-1]))
         phase = "testing" if "TestEpRet" in self.stored else "updating"
-        text = phase if last else f"return {self.last_return:.4g}"
-        self.bar.set_postfix_str(text, refresh=False)
+        now = phase if last else f"return {self.last_return:.4g}"
+        self.bar.desc = f"epoch {epoch + 1}/{self.args.epochs}, {now}"
+        self.bar.n = epoch * self.args.steps_per_epoch + (step + 1) * num_procs()
+        self.bar.ncols = os.get_terminal_size(self.bar.fp.fileno()).columns - 3  # room for ^C
         self.bar.refresh()
 
     def _make_bar(self, initial):
@@ -126,12 +127,12 @@ class EpochLogger:
             initial=initial,
             file=terminal or sys.stderr,
             disable=terminal is None,
-            unit=" steps",
-            bar_format="{desc} {percentage:3.0f}%|{bar}| {rate_fmt}, {remaining} left, {postfix}",
+            bar_format="{desc} |{bar}| {rate:,.0f} steps/s, {remaining} left",
             smoothing=0,  # the mean rate: an epoch's steps are fast and its update is not a step
-            dynamic_ncols=True,
+            delay=1,  # do not draw it yet: there is no rate
             leave=False,
         )
+        bar.delay = 0
         self.run.on_exit.callback(bar.close)
         return bar
 

@@ -66,7 +66,6 @@ class Run:
             problem, self.resumes = comm().bcast(self._open() if proc_id() == 0 else None)
         if problem:
             raise SidespinError(problem)
-        self.say(f"{self.script.stem} on {self.args.env_id}, {self.ranks} rank(s)")
         return self
 
     def __exit__(self, kind, error, trace):
@@ -75,8 +74,10 @@ class Run:
             self.table.close()  # and so releases the lock
             if error and self.is_new and self.epochs_done is None:
                 self._remove_empty()
+            elif not error and self.epochs_done:
+                self.say(f"done, {_epochs(self.epochs_done)}{self._what_next()}")
         if error and self.epochs_done is not None:
-            error.where, error.resume = f"after {self.epochs_done} epochs", self.resume_command()
+            error.where, error.resume = f"after {_epochs(self.epochs_done)}", self.resume_command()
             if not isinstance(error, SidespinError):
                 error.add_note(f"stopped {error.where}; to resume: {error.resume}")
 
@@ -168,6 +169,10 @@ class Run:
         own = [word for word in sys.argv if word not in ("--resume", "--overwrite")]
         return shlex.join([*launcher, "python", *own, "--resume"])
 
+    def _what_next(self):
+        tools = [name for name in ("play.py", "plot.py") if self.script.with_name(name).exists()]
+        return "".join(f"\n    python {tool} {shlex.quote(str(self.folder))}" for tool in tools)
+
     def say(self, message):
         """Print a line about this run, once."""
         if proc_id() == 0:
@@ -248,6 +253,10 @@ def print_out(text, end="\n"):
         raise
     except OSError as error:
         raise SidespinError(f"cannot write to stdout: {error.strerror}", 1) from error
+
+
+def _epochs(n):
+    return f"{n} epoch{'s' * (n != 1)}"
 
 
 def _is_number(x):

@@ -1,120 +1,177 @@
-"""Run a script and keep what its ranks computed: python record.py SCRIPT OUT [--join FILE...] ARGS
+"""Train with a script and keep what it saw and logged; read its checkpoints.
 
-OUT.<rank>.npz gets this rank's first batch, the averaged gradients and the final parameters. With
---join the batch is the given files' batches one behind the other instead of the script's own.
+Started on its own, under mpirun, it runs several scripts one after the other in one process:
+
+    mpirun -np 2 python tests/record.py JOBS.json OUT
+
+JOBS.json maps names to {"script": ..., settings}. OUT/<name> is the run's data_dir, and
+OUT/<name>.<rank>.npz holds the batch of that rank's first update.
 """
 
+import contextlib
 import copy
+import functools
 import importlib
+import io
+import json
+import re
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import tyro
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from common.mpi import proc_id
+from common.checkpoint import unpack
+from common.mpi import comm, proc_id
+
+ADAMS = {"vpg": "pi v", "ppo": "pi v", "trpo": "v", "ddpg": "pi q", "td3": "pi q"}
+ADAMS["sac"] = "pi q alpha"  # a script's optimizers, in order
 
 
-def record(script, args, join=(), module=None):
-    """Train and return what was seen on the way:
+def record(script, data_dir, join=(), module=None, plain=False, **settings):
+    """Train and return what was seen on the way.
 
-    batches   what the buffer gave for each update
-    rngs      copies of the generator as it was right after that, to draw the same noise again
-    snapshots all parameters before each update (off-policy)
-    grads     flat gradients after averaging, in order
-    stored    what went to the logger, a dict a call
-    params    all parameters by name: first those at the start, then those at the end
-    model     torch: the module, TF1: the session
-    folder    the run's folder
+    batches  what the buffer gave for each update; with join, the first is replaced by these files'
+    rngs     off-policy: copies of the generator right after that, to draw the same noise again
+    stored   what went to the logger, one dictionary per call
+    buffer   the buffer
+    folder   the run's folder
+
+    With plain=True a TF1 script builds the graph that it has on several ranks, without XLA.
     """
     module = module or importlib.import_module(script)
-    framework = importlib.import_module(f"common.{script.split('_')[-1]}_utils")
-    kept = SimpleNamespace(batches=[], rngs=[], snapshots=[], grads=[], stored=[], params=[])
-    patched, model, targets = [], [], []
+    kept = SimpleNamespace(script=script, batches=[], rngs=[], stored=[])
+    kept.args = module.Args(data_dir=str(data_dir), **settings)
+    on_policy = hasattr(module, "GAEBuffer")
+    owner, name = (module.GAEBuffer, "get") if on_policy else (module.ReplayBuffer, "sample_batch")
+    sample, store = getattr(owner, name), module.EpochLogger.store
 
-    def patch(owner, name, wrapper):
-        original = getattr(owner, name)
-        patched.append((owner, name, original))
-        setattr(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
-
-    def all_params():
-        if script.endswith("torch"):
-            named = dict(model[0].named_parameters())
-            named |= {f"targ.{k}": p for net in targets for k, p in net.named_parameters()}
-            return {k: p.detach().numpy().copy() for k, p in named.items()}
-        variables = model[0].graph.get_collection("trainable_variables")
-        values = model[0].run(variables)
-        return {v.op.name: value for v, value in zip(variables, values)}
-
-    def get(original, self, value):
-        batch = original(self, value)
-        if join:
-            parts = [np.load(file) for file in join]
-            batch = [np.concatenate([part[f"batch{i}"] for part in parts]) for i in range(5)]
+    def sample_and_keep(self, *args):
+        batch = sample(self, *args)
+        if join and not kept.batches:
+            batch = [np.concatenate(parts) for parts in zip(*map(load_batch, join))]
         kept.batches.append([np.array(x) for x in batch])
-        return batch
-
-    def sample_batch(original, self, batch_size, rng):
-        batch = original(self, batch_size, rng)
-        kept.batches.append(batch)
-        kept.rngs.append(copy.deepcopy(rng))
-        kept.snapshots.append(all_params())
+        if not on_policy:
+            kept.rngs.append(copy.deepcopy(args[-1]))
         kept.buffer = self
         return batch
 
-    def average(original, x):
-        y = original(x)
-        if np.ndim(x) == 1 and np.size(x) > 8:
-            kept.grads.append(np.array(y))
-        return y
+    def store_and_keep(self, **numbers):
+        store(self, **numbers)
+        kept.stored.append({key: self.stored[key][-1].astype(float) for key in numbers})
 
-    def store(original, self, **numbers):
-        kept.stored.append({k: np.asarray(v).astype(float) for k, v in numbers.items()})
-        original(self, **numbers)
-
-    def setup(original, *args):
-        model.append(args[0])
-        out = original(*args)
-        kept.params.append(all_params())
-        return out
-
-    def deepcopy(x):
-        targets.append(copy.deepcopy(x))
-        return targets[-1]
-
-    if hasattr(module, "GAEBuffer"):
-        patch(module.GAEBuffer, "get", get)
-    else:
-        patch(module.ReplayBuffer, "sample_batch", sample_batch)
-    patch(framework, "mpi_avg", average)
-    if hasattr(module, "mpi_avg"):
-        patch(module, "mpi_avg", average)
-    patch(framework, "num_procs", lambda original: 2)  # one rank has nothing to average
-    patch(module.EpochLogger, "store", store)
-    patch(module, "sync_params" if script.endswith("torch") else "Model", setup)
-    if hasattr(module, "copy"):
-        patched.append((module, "copy", copy))
-        module.copy = SimpleNamespace(deepcopy=deepcopy)
-    try:
-        kept.folder = module.main(args)
-        kept.params.append(all_params())
-        kept.model = model[0]
-    finally:
-        for owner, name, original in reversed(patched):
-            setattr(owner, name, original)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, sample_and_keep)
+        patch.setattr(module.EpochLogger, "store", store_and_keep)
+        if plain:
+            patch.setattr("common.tf1_utils.num_procs", lambda: 2)
+        kept.folder = module.main(kept.args)
     return kept
 
 
+@functools.cache
+def recorded(script, plain=False, **settings):
+    """Do the same once for all tests that ask for the same run."""
+    return record(script, tempfile.mkdtemp(dir=scratch()), plain=plain, **settings)
+
+
+@functools.cache
+def scratch():
+    folder = tempfile.TemporaryDirectory(prefix="sidespin")
+    scratch.owner = folder  # deleted when Python ends
+    return folder.name
+
+
+def logged(kept, key):
+    """Return all numbers that a run logged under a name, in order."""
+    return np.concatenate([numbers[key] for numbers in kept.stored if key in numbers])
+
+
+def load_batch(file):
+    with np.load(file) as arrays:
+        return [arrays[f"batch{i}"] for i in range(len(arrays))]
+
+
+def checkpoint(folder, epoch, rank=0):
+    """Return a rank's part of a checkpoint.
+
+    nets  arrays by network, layer by layer: pi, v, q1, q2, targ.pi, targ.q1, targ.q2, log_alpha
+    adam  by name (pi, v, q, alpha): t, and the moments m and v as flat vectors
+    """
+    path = Path(folder) / "checkpoint" / f"epoch{epoch}.rank{rank}.npz"
+    with np.load(path) as arrays:
+        state = unpack(dict(arrays))["state"]
+    script = json.loads((Path(folder) / "config.json").read_text())["script"]
+    names = ADAMS[script.split("_")[0]].split()
+    if isinstance(state, dict):  # TF1: variables by name, those of Adam without one
+        adam = []
+        for x in (x for name, x in state.items() if name.startswith("Variable")):
+            if x.dtype == np.int64:
+                adam.append((x, []))
+            else:
+                adam[-1][1].append(x)
+        adam = [(t, xs[: len(xs) // 2], xs[len(xs) // 2 :]) for t, xs in adam]
+        nets = by_network(state)
+    else:  # torch: state_dicts
+        modules = [part for part in state if "param_groups" not in part]
+        prefixes = "", "targ.", "log_alpha."
+        nets = by_network({p + k: x for p, part in zip(prefixes, modules) for k, x in part.items()})
+        adam = []
+        for part in state[len(modules) :]:
+            steps = list(part["state"].values())
+            t = steps[0]["step"] if steps else 0
+            adam.append((t, *([s[key] for s in steps] for key in ("exp_avg", "exp_avg_sq"))))
+    adam = {
+        name: SimpleNamespace(t=int(t), m=flat(m), v=flat(v))
+        for name, (t, m, v) in zip(names, adam, strict=True)
+    }
+    return SimpleNamespace(nets=nets, adam=adam)
+
+
+def kept_model(folder, epoch):
+    """Return the networks that --keep-models kept, in the same form."""
+    if (Path(folder) / "model.pt").exists():
+        from common.torch_utils import load_model
+
+        return by_network(load_model(Path(folder) / f"model_{epoch}.pt"))
+    from common.tf1_utils import load_model
+
+    return by_network(load_model(Path(folder) / f"tf1_save_{epoch}"))
+
+
+def by_network(arrays):
+    """Group arrays by network; names are q1.net.0.weight, targ.q1.net.0.weight or q1_targ/w0."""
+    nets = {}
+    for name, x in arrays.items():
+        of_net = re.match(r"(targ\.)?([a-z0-9]+)(_targ)?[./]", name)
+        if name.startswith("log_alpha"):
+            nets["log_alpha"] = [x]
+        elif of_net and not name.endswith(("center", "half_range")):
+            target = "targ." if of_net[1] or of_net[3] else ""
+            nets.setdefault(target + of_net[2], []).append(x)
+    return nets
+
+
+def flat(xs):
+    """Join arrays into one flat vector of float64."""
+    return np.concatenate([np.empty(0), *(np.ravel(x) for x in xs)])
+
+
+def main(jobs, out):
+    for name, settings in json.loads(Path(jobs).read_text()).items():
+        with contextlib.redirect_stdout(io.StringIO()):
+            kept = record(data_dir=Path(out) / name, **settings)
+        arrays = {f"batch{i}": x for i, x in enumerate(kept.batches[0])}
+        np.savez(Path(out) / f"{name}.{proc_id()}.npz", **arrays)
+
+
 if __name__ == "__main__":
-    script, out, *argv = sys.argv[1:]
-    join = []
-    if argv and argv[0] == "--join":
-        n = next(i for i, a in enumerate(argv[1:], 1) if a.startswith("--"))
-        join, argv = argv[1:n], argv[n:]
-    kept = record(script, tyro.cli(importlib.import_module(script).Args, args=argv), join)
-    arrays = {f"batch{i}": x for i, x in enumerate(kept.batches[0])}
-    arrays |= {f"grad{i}": x for i, x in enumerate(kept.grads)}
-    arrays |= {f"param {name}": x for name, x in kept.params[-1].items()}
-    np.savez(f"{out}.{proc_id()}.npz", **arrays)
+    try:
+        main(*sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()
+        comm().Abort(1)  # the other ranks would wait for this one
