@@ -104,8 +104,11 @@ def suggest(word, known):
 
 
 def is_job():
-    """Tell whether a launcher has started this process."""
-    return not {*LAUNCHERS, "PMIX_RANK"}.isdisjoint(os.environ)
+    """Tell whether a launcher has started this process, as one rank of a job."""
+    signs = {*LAUNCHERS, "PMIX_RANK"} & set(os.environ)
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == "1":  # a step of one task may start its own ranks
+        signs -= {"SLURM_STEP_NUM_TASKS"}
+    return bool(signs)
 
 
 def start_ranks(n):

@@ -89,7 +89,7 @@ class EpochLogger:
         self.run.table.truncate(sum(map(len, lines)))
         for path in self.run.folder.glob("events.out.tfevents.*"):
             path.unlink()
-        self.events = EventFile(self.run.folder)
+        self.events = EventFile(self.run.folder, self.run.config)
         for row in rows:
             self.events.write(row, self.start_time + row["Time"])
         if not lines:
@@ -144,25 +144,42 @@ class EpochLogger:
 class EventFile:
     """TensorBoard's file format without TensorBoard's writer, which would import TensorFlow."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, config):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.Event, self.Summary, self.RecordWriter = Event, Summary, RecordWriter
         name = f"events.out.tfevents.{int(time.time())}.{platform.node()}"
         self.file = open(folder / name, "wb", buffering=0)
         self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        hparams = {k: v if isinstance(v, int | float) else str(v) for k, v in config.items()}
+        self._append(Event(wall_time=time.time(), summary=hparams_pb(hparams)))
 
     def write(self, row, wall_time):
         step = int(row["TotalEnvInteracts"])
-        values = [self.Summary.Value(tag=key, simple_value=float(v)) for key, v in row.items()]
+        tags = {f"{_group(key)}/{key}": float(value) for key, value in row.items()}
+        values = [self.Summary.Value(tag=tag, simple_value=value) for tag, value in tags.items()]
         self._append(self.Event(wall_time=wall_time, step=step, summary=self.Summary(value=values)))
 
     def _append(self, event):
         record = io.BytesIO()
         self.RecordWriter(record).write(event.SerializeToString())
         _write(self.file, record.getvalue())
+
+
+def _group(column):
+    """Return the group in which TensorBoard shows a column."""
+    if column.endswith(("EpRet", "EpLen")):
+        return "episodes"
+    if "Loss" in column:
+        return "losses"
+    if column.endswith("Vals"):
+        return "values"
+    if column in ("Epoch", "TotalEnvInteracts", "Time", "StepsPerSec"):
+        return "time"
+    return "policy"
 
 
 def find_terminal():

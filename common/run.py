@@ -13,7 +13,6 @@
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -24,9 +23,15 @@ import shutil
 import sys
 from pathlib import Path
 
+from common import errors
 from common.args import check_args
 from common.errors import SidespinError, flag, warn
 from common.mpi import comm, first_problem, num_procs, proc_id
+
+try:
+    import fcntl
+except ImportError as error:
+    raise ImportError("Sidespin runs on Linux and macOS; on Windows, use WSL") from error
 
 MODELS = {"torch": "model.pt", "tf1": "tf1_save"}
 KEPT_MODELS = {"torch": "model_{}.pt", "tf1": "tf1_save_{}"}  # with --keep-models, by epoch
@@ -50,7 +55,7 @@ class Run:
         config |= {"script": self.script.stem, "ranks": self.ranks}
         self.config = json.loads(json.dumps(config, default=str))  # as read back: tuples are lists
         self.identity = {k: v for k, v in self.config.items() if k not in MAY_DIFFER}
-        self.resumes, self.epochs_done = False, None  # None: no step yet
+        self.table, self.resumes, self.epochs_done = None, False, None  # None: no step yet
         self.on_exit = contextlib.ExitStack()  # what is to be closed however the run ends
 
     def __enter__(self):
@@ -65,13 +70,14 @@ class Run:
         if not problem:
             problem, self.resumes = comm().bcast(self._open() if proc_id() == 0 else None)
         if problem:
+            self._close()
             raise SidespinError(problem)
         return self
 
     def __exit__(self, kind, error, trace):
         self.on_exit.close()
+        self._close()
         if proc_id() == 0:
-            self.table.close()  # and so releases the lock
             if error and self.is_new and self.epochs_done is None:
                 self._remove_empty()
             elif not error and self.epochs_done:
@@ -94,7 +100,7 @@ class Run:
                 return problem, False
             if len(os.fsencode(self.folder.name)) > 255:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-            self.is_new = not self.folder.exists()
+            self.is_new = not old
             self.folder.mkdir(parents=True, exist_ok=True)
             self.table = open(self.folder / "progress.txt", "ab+", buffering=0)
             _lock(self.table)
@@ -111,6 +117,10 @@ class Run:
         except OSError as error:
             return f"cannot write to {self.folder}: {error.strerror}", False
         return None, bool(old and self.args.resume)
+
+    def _close(self):
+        if self.table is not None:
+            self.table.close()  # which releases the lock
 
     def _remove(self, old):
         """Make room for a new run, in an order that leaves nothing to be resumed by mistake."""
@@ -163,7 +173,7 @@ class Run:
 
     def resume_command(self):
         """Return what continues this run: a command, or a call if Python was the caller."""
-        if flag("cpu") == "cpu":
+        if not errors.command_line:
             return "main(Args(..., resume=True))"
         launcher = ["mpirun", "-np", str(self.ranks)] if self.ranks != self.args.cpu else []
         own = [word for word in sys.argv if word not in ("--resume", "--overwrite")]

@@ -1,0 +1,257 @@
+"""Whole updates: from one checkpoint to the next as NumPy computes it, in float64."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import scipy.stats
+from helpers import OFF_POLICY_SCRIPTS, ON_POLICY_SCRIPTS, ROOT, TF1, relative_distance
+from record import checkpoint, flat, kept_model, logged, record, recorded
+
+LOW, HIGH = np.array([-1, 0.5]), np.array([3, 0.75])  # of the actions of envs:Mixed-v0
+CENTER, HALF_RANGE = (HIGH + LOW) / 2, (HIGH - LOW) / 2
+TINY = dict(env_id="envs:Mixed-v0", hidden_sizes=(5,), gamma=0.9)
+# On-policy, two epochs; the second update starts from the first checkpoint.
+ON_POLICY_RUN = dict(epochs=2, steps_per_epoch=60, vf_lr=0.01, train_v_iters=3)
+# Off-policy, one step per epoch: 21 updates, after steps 10 to 30; every model is kept.
+OFF_POLICY_RUN = dict(epochs=30, steps_per_epoch=1, update_after=10, update_every=1)
+OFF_POLICY_RUN |= dict(start_steps=20, batch_size=16, num_test_episodes=0, polyak=0.9)
+OFF_POLICY_RUN |= dict(replay_size=200, keep_models=True)
+OWN = {
+    "vpg": dict(pi_lr=0.02),
+    "ppo": dict(pi_lr=0.02, train_pi_iters=10, clip_ratio=0.05, target_kl=0.02),
+    "trpo": dict(delta=1.0, backtrack_coeff=0.7),
+    "sac": dict(alpha=0.3, autotune=True),
+}
+
+
+def settings(script):
+    algo = script.split("_")[0]
+    run = ON_POLICY_RUN if script in ON_POLICY_SCRIPTS else OFF_POLICY_RUN
+    return {**TINY, **run, **OWN.get(algo, {})}
+
+
+def mlp(params, x, activation):
+    for i in range(0, len(params), 2):
+        x = x @ params[i].T + params[i + 1]
+        x = activation(x) if i + 2 < len(params) else x
+    return x
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def gradient(f, nets, names, h=1e-6):
+    """Return the gradient of f(nets) in the named networks' parameters, by central differences."""
+    grad = []
+    for x in (x for name in names for x in nets[name]):
+        for i in np.ndindex(x.shape):
+            kept = x[i]
+            x[i] = kept + h
+            up = f(nets)
+            x[i] = kept - h
+            down = f(nets)
+            x[i] = kept
+            grad.append((up - down) / (2 * h))
+    return np.array(grad)
+
+
+def move(nets, names, step):
+    """Add the pieces of one flat vector to the parameters, in place."""
+    for x in (x for name in names for x in nets[name]):
+        x += step[: x.size].reshape(x.shape)
+        step = step[x.size :]
+
+
+class Adam:
+    """Adam as in the paper, from a checkpoint's moments on."""
+
+    def __init__(self, state, lr):
+        self.t, self.lr = state.t, lr
+        self.m, self.v = (x if state.t else 0.0 for x in (state.m, state.v))
+
+    def step(self, f, nets, names):
+        grad = gradient(f, nets, names)
+        self.t += 1
+        self.m = 0.9 * self.m + 0.1 * grad
+        self.v = 0.999 * self.v + 0.001 * grad**2
+        m, v = self.m / (1 - 0.9**self.t), self.v / (1 - 0.999**self.t)
+        move(nets, names, -self.lr * m / (np.sqrt(v) + 1e-8))
+
+
+def on_policy_update(algo, args, batch, nets, adam):
+    """Move the networks and Adam; return what should be logged. Written down from the papers."""
+    o, a, adv, ret, _ = (np.float64(x) for x in batch)
+
+    def dist(nets):
+        log_std, *layers = nets["pi"]
+        return mlp(layers, o, np.tanh), log_std
+
+    def log_prob(nets):
+        mu, log_std = dist(nets)
+        return scipy.stats.norm(mu, np.exp(log_std)).logpdf(a).sum(1)
+
+    logp_old, (mu_old, log_std_old) = log_prob(nets), (x.copy() for x in dist(nets))
+
+    def ratio(nets):
+        return np.exp(log_prob(nets) - logp_old)
+
+    def loss_pi(nets):
+        if algo == "vpg":
+            return -np.mean(log_prob(nets) * adv)
+        if algo == "trpo":
+            return -np.mean(ratio(nets) * adv)
+        # The paper's objective: gain nothing beyond 1 + clip where adv > 0, 1 - clip where adv < 0
+        limit = np.where(adv > 0, 1 + args.clip_ratio, 1 - args.clip_ratio)
+        return -np.mean(np.minimum(ratio(nets) * adv, limit * adv))
+
+    def loss_v(nets):
+        return np.mean((mlp(nets["v"], o, np.tanh)[:, 0] - ret) ** 2)
+
+    def kl(nets):
+        if algo != "trpo":
+            return np.mean(logp_old - log_prob(nets))
+        mu, log_std = dist(nets)
+        variance = np.exp(2 * log_std)
+        terms = (np.exp(2 * log_std_old) + (mu_old - mu) ** 2) / (2 * variance) - 0.5
+        return np.mean(np.sum(log_std - log_std_old + terms, 1))
+
+    stats = {"VVals": mlp(nets["v"], o, np.tanh)[:, 0]}
+    stats |= {"LossPi": loss_pi(nets), "LossV": loss_v(nets)}
+    stats["Entropy"] = scipy.stats.norm(mu_old, np.exp(log_std_old)).entropy().sum(1).mean()
+    if algo == "vpg":
+        adam["pi"].step(loss_pi, nets, ["pi"])
+    elif algo == "ppo":
+        for i in range(args.train_pi_iters):
+            if kl(nets) > 1.5 * args.target_kl:
+                break
+            adam["pi"].step(loss_pi, nets, ["pi"])
+        outside = np.abs(ratio(nets) - 1) > args.clip_ratio
+        stats |= {"StopIter": i, "ClipFrac": np.mean(outside)}
+    else:
+        stats["BacktrackIters"] = natural_step(args, nets, loss_pi, kl)
+    stats |= {"KL": kl(nets), "DeltaLossPi": stats["LossPi"] - loss_pi(nets)}
+    for _ in range(args.train_v_iters):
+        adam["v"].step(loss_v, nets, ["v"])
+    stats["DeltaLossV"] = stats["LossV"] - loss_v(nets)
+    return stats
+
+
+def natural_step(args, nets, loss_pi, kl):
+    """Take TRPO's step with an explicit Hessian; return how often it was shortened."""
+    g = gradient(loss_pi, nets, ["pi"])
+
+    def grad_kl(x):
+        move(nets, ["pi"], x)
+        grad = gradient(kl, nets, ["pi"], h=1e-4)
+        move(nets, ["pi"], -x)
+        return grad
+
+    h = 1e-4 * np.eye(len(g))
+    hessian = np.array([(grad_kl(x) - grad_kl(-x)) / 2e-4 for x in h])
+    hessian += args.damping_coeff * np.eye(len(g))
+    x, r, p = np.zeros_like(g), g.copy(), g.copy()  # conjugate gradient
+    for _ in range(args.cg_iters):
+        alpha = r @ r / (p @ hessian @ p)
+        x, r, r_old = x + alpha * p, r - alpha * hessian @ p, r
+        p = r + (r @ r) / (r_old @ r_old) * p
+    step, loss_old = -np.sqrt(2 * args.delta / (x @ hessian @ x)) * x, loss_pi(nets)
+    for j in range(args.backtrack_iters):
+        shorter = args.backtrack_coeff**j * step
+        move(nets, ["pi"], shorter)
+        if args.algo == "npg" or (kl(nets) <= args.delta and loss_pi(nets) <= loss_old):
+            return j
+        move(nets, ["pi"], -shorter)
+    return args.backtrack_iters
+
+
+def off_policy_update(algo, args, batch, rng, nets, adam):
+    """Do the same for an update of DDPG, TD3 or SAC; rng is the generator after the batch."""
+    o, a, r, o2, d = (np.float64(x) for x in batch)
+    qs = ["q1"] if algo == "ddpg" else ["q1", "q2"]
+
+    def q(params, o, a):
+        return mlp(params, np.concatenate([o, a], 1), relu)[:, 0]
+
+    def pi(params, o):
+        return CENTER + HALF_RANGE * np.tanh(mlp(params, o, relu))
+
+    def squashed(params, o, noise):
+        """Return actions and log-probabilities; the density by scipy and tanh's derivative."""
+        mu, log_std = np.split(mlp(params, o, relu), 2, axis=1)
+        std = np.exp(np.clip(log_std, -20, 2))
+        u = mu + std * noise
+        logp = scipy.stats.norm(mu, std).logpdf(u) - np.log(1 - np.tanh(u) ** 2)
+        return CENTER + HALF_RANGE * np.tanh(u), logp.sum(1)
+
+    if algo == "ddpg":
+        a2, bonus = pi(nets["targ.pi"], o2), 0
+    elif algo == "td3":
+        noise2 = np.float64(rng.standard_normal(a.shape, np.float32))
+        blur = np.clip(args.target_noise * noise2, -args.noise_clip, args.noise_clip) * HALF_RANGE
+        a2, bonus = np.clip(pi(nets["targ.pi"], o2) + blur, LOW, HIGH), 0
+    else:
+        noise, noise2 = np.float64(rng.standard_normal((2, *a.shape), np.float32))
+        alpha = np.exp(nets["log_alpha"][0])
+        a2, logp2 = squashed(nets["pi"], o2, noise2)
+        bonus = -alpha * logp2
+    target = np.min([q(nets[f"targ.{name}"], o2, a2) for name in qs], axis=0) + bonus
+    backup = np.array([r[i] if d[i] else r[i] + args.gamma * target[i] for i in range(len(r))])
+
+    def loss_q(nets):
+        return sum(np.mean((q(nets[name], o, a) - backup) ** 2) for name in qs)
+
+    def loss_pi(nets):
+        if algo != "sac":
+            return -np.mean(q(nets["q1"], o, pi(nets["pi"], o)))
+        a, logp = squashed(nets["pi"], o, noise)
+        return np.mean(alpha * logp - np.minimum(*(q(nets[name], o, a) for name in qs)))
+
+    stats = {"LossQ": loss_q(nets)}
+    stats |= {f"{name.upper()}Vals": q(nets[name], o, a) for name in qs}
+    adam["q"].step(loss_q, nets, qs)
+    stats["LossPi"] = loss_pi(nets)  # of the Qs after their step
+    if algo == "sac":
+        stats |= {"Alpha": alpha, "LogPi": (logp := squashed(nets["pi"], o, noise)[1])}
+    adam["pi"].step(loss_pi, nets, ["pi"])
+    if algo == "sac":
+
+        def loss_alpha(nets):
+            return -nets["log_alpha"][0] * np.mean(logp - len(CENTER))
+
+        adam["alpha"].step(loss_alpha, nets, ["log_alpha"])
+    for name in [name for name in nets if name.startswith("targ.")]:
+        for x_targ, x in zip(nets[name], nets[name.removeprefix("targ.")]):
+            x_targ[...] = args.polyak * x_targ + (1 - args.polyak) * x
+    return stats
+
+
+def check_last_update(script, kept):
+    """Compare a run's last update with NumPy: what it logged, its gradients and its parameters."""
+    algo, args = script.split("_")[0], kept.args
+    before, after = (checkpoint(kept.folder, args.epochs - 1 + i) for i in range(2))
+    nets = {name: [np.array(x, np.float64) for x in xs] for name, xs in before.nets.items()}
+    rates = {"pi": "pi_lr", "v": "vf_lr", "q": "q_lr"}
+    lr = {k: args.lr if algo == "sac" else getattr(args, rates[k]) for k in before.adam}
+    adam = {name: Adam(state, lr[name]) for name, state in before.adam.items()}
+    if script in ON_POLICY_SCRIPTS:
+        stats = on_policy_update(algo, args, kept.batches[-1], nets, adam)
+    else:
+        stats = off_policy_update(algo, args, kept.batches[-1], kept.rngs[-1], nets, adam)
+    for key, expected in stats.items():
+        found = logged(kept, key)[-np.size(expected) :]
+        np.testing.assert_allclose(found, np.ravel(expected), rtol=1e-4, atol=2e-6, err_msg=key)
+    for name, expected in adam.items():  # the moments are sums of gradients and of their squares
+        found = after.adam[name]
+        assert found.t == expected.t
+        assert relative_distance([found.m], [expected.m]) < 1e-4, name
+        assert relative_distance([found.v], [expected.v]) < 1e-4, name
+    for name, expected in nets.items():
+        old, new, expected = flat(before.nets[name]), flat(after.nets[name]), flat(expected)
+        assert relative_distance([new - old], [expected - old]) < 1e-3, name
+
+
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS + OFF_POLICY_SCRIPTS)
+def test_against_numpy(script):
+    check_last_update(script, recorded(script, **settings(script)))
