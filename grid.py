@@ -1,33 +1,31 @@
 """Run a script with every combination of settings and seeds, in parallel.
 
-All values are checked before anything starts, and every environment is made once. Repeat the command
+All values are checked before anything starts, and each environment is made once. Repeat the command
 to resume: finished runs are skipped, interrupted ones continue from their last checkpoint.
 
-Runs that differ only in their seed share a name, so that plot.py draws them as one curve. The name
-consists of --exp-name or the script's name, the environment, and every flag with several values:
---clip-ratio 0.1 0.2 gives ppo_torch_Hopper-v4_cli0-1 and ppo_torch_Hopper-v4_cli0-2. A [shorthand]
-replaces the letters, and puts a flag with a single value into the name as well. From Python:
+Runs that differ only in their seed share a name, so that plot.py draws them as one curve. It has
+--exp-name or the script's name, the environment, and what else varies: --clip-ratio 0.1 0.2 gives
+ppo_torch_Hopper-v4_cli0-1 and ppo_torch_Hopper-v4_cli0-2. A [shorthand] replaces the letters, and
+puts a flag into the name even if it has only one value. From Python:
 
     grid = ExperimentGrid("ppo")
-    grid.add("seed", [0, 1, 2])
     grid.add("hidden_sizes", [(64, 64), (32,)], "h")
     runs = grid.run("ppo_torch", num_cpu=2)  # each has a folder and a state
 
-examples:
-  python grid.py ppo_torch --seed 0 1 2 --clip-ratio 0.1 0.2
-      six runs: two experiments of three seeds each
-  python grid.py vpg_tf1 --hidden-sizes[h] "64 64" 32
-      two experiments, named ..._h64-64 and ..._h32
-  python grid.py sac_torch --autotune true false
-      flags without a value take true and false here
-  python grid.py ppo_torch --seed 0 1 --cpu 4 --workers 2
-      two runs at once, each on four ranks
-  mpirun -hosts a,b -np 3 python grid.py ppo_torch --seed 0 1
-      on machines that share a disk, also with srun: the
-      first process distributes the runs to the others
-Ctrl-C stops all runs; repeat the command to resume them.
-What a run prints is in log.txt in its folder. In zsh, write
-'--hidden-sizes[h]' in quotes.
+    python grid.py ppo_torch --seed 0 1 2 --clip-ratio 0.1 0.2
+        six runs: two experiments with three seeds each
+    python grid.py vpg_tf1 --hidden-sizes[h] "64 64" 32
+        two runs, named ..._h64-64 and ..._h32 (in zsh, put
+        '--hidden-sizes[h]' in quotes)
+    python grid.py sac_torch --autotune true false
+        in a grid, flags without a value take these two
+    python grid.py ppo_torch --seed 0 1 --cpu 4 --workers 2
+        two runs at once, on four ranks each
+    mpirun -hosts a,b -np 3 python grid.py ppo_torch ...
+        on machines that share a disk, also with srun: the
+        first process hands out runs, the others do them
+    Ctrl-C stops all runs; repeat the command to resume. What
+    a run prints is in its folder, in log.txt.
 """
 
 import collections
@@ -43,7 +41,6 @@ import re
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -51,6 +48,7 @@ import time
 import typing
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Literal
 
 import tyro
@@ -68,50 +66,49 @@ HERE = Path(__file__).parent
 # What launchers tell their ranks. A run must not see it: it would take itself for a rank of the
 # grid's job, and its own mpirun would spread its ranks over all machines of that job.
 LAUNCHER_VARIABLES = "PMI HYDI_ MPI_LOCAL OMPI_COMM_ OMPI_MCA_ PRTE_ MV2_COMM_ SLURM_".split()
+PATIENCE = 10  # seconds from asking a run to end until it is killed
+LOG_LINES = 10  # shown of a failed run
+STATES = ["running", "failed", "stopped", "waiting", "done", "finished before"]
 CHECK_ENVS = """
 import importlib, sys
 sys.path[0], script, bounded, *env_ids = sys.argv[1:]
 from common.env import make_env
-from common.errors import SidespinError
-try:
-    for env_id in env_ids:
-        try:
-            make_env(env_id, bounded_actions=bool(bounded)).close()
-        except SidespinError:
-            importlib.import_module(script)  # which may register it
-            make_env(env_id, bounded_actions=bool(bounded)).close()
-except SidespinError as error:
-    print(error, file=sys.stderr)
-    sys.exit(3)
+for env_id in env_ids:
+    try:
+        make_env(env_id, bounded_actions=bool(bounded)).close()
+    except Exception:
+        importlib.import_module(script)  # takes seconds, but may register the environment
+        make_env(env_id, bounded_actions=bool(bounded)).close()
 """
-PATIENCE = 10  # seconds from asking a run to end until it is killed
-LOG_LINES = 10  # shown of a failed run
-STATES = ["running", "failed", "stopped", "waiting", "done", "finished before"]
-Cpu = Annotated[PositiveInt | Literal["auto"], tyro.conf.arg(name="cpu")]
 
 
 @dataclass
 class Options:
-    script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")]  # ppo_torch, ...
+    script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")]
+    """name or path of a script, such as ppo_torch"""
     flags: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="--FLAG[SHORTHAND] VALUE ...")
-    ] = ()  # any flags of the script, each with any number of values; "64 64" in quotes is one value
+        tuple[str, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="--FLAG VALUE ...", help_behavior_hint=""),
+    ]
+    """flags of the script, each with any number of values; "64 64" in quotes is one value"""
+    num_cpu: Annotated[PositiveInt | Literal["auto"], tyro.conf.arg(name="cpu")] = 1
+    """ranks per run; auto: one per core"""
+    workers: PositiveInt | None = None  # runs at once; None: as many as there are cores for
     exp_name: str | None = None  # how all names begin; None: with the script's name
     datestamp: bool = False  # put today's date in front of all names
-    num_cpu: Cpu = 1  # ranks per run; auto: as many as there are cores
-    workers: PositiveInt | None = None  # runs at once; None: as many as there are cores for
     data_dir: str | None = None  # where the experiments' folders go; None: as the script says
     dry_run: bool = False  # print all names and commands, but start nothing
 
 
-OPTIONS = "--exp-name --datestamp --cpu --workers --data-dir --dry-run --help".split()
+OPTIONS = "-h --help --cpu --workers --exp-name --datestamp --data-dir --dry-run".split()
 
 
 @dataclass
 class Flag:
     values: list
-    shorthand: str | None = None
-    in_name: bool = False  # even if it has a single value
+    shorthand: str | None
+    in_name: bool  # even if it has only one value
 
 
 class ExperimentGrid:
@@ -136,10 +133,10 @@ class ExperimentGrid:
         """Return the name of a variant's experiment; flags that are true or false show if true."""
         env_id = as_file_name(variant.get("env_id", ""))
         parts = [self.name, None if env_id in (self.name or "") else env_id]
-        varied = {k: f for k, f in self.flags.items() if len(f.values) > 1 or f.in_name}
-        varied = {k: f for k, f in varied.items() if k not in ("seed", "env_id")}
-        starts = [re.sub(r"\W|_", "", key[:3]) for key in varied]
-        for (key, f), start in zip(varied.items(), starts):
+        named = {k: f for k, f in self.flags.items() if len(f.values) > 1 or f.in_name}
+        named = {k: f for k, f in named.items() if k not in ("seed", "env_id")}
+        starts = [re.sub(r"\W|_", "", key[:3]) for key in named]
+        for (key, f), start in zip(named.items(), starts):
             word = valid_str(f.shorthand or (key if starts.count(start) > 1 else start))
             if not all(isinstance(value, bool) for value in f.values):
                 parts.append(word + valid_str(variant[key]))
@@ -147,33 +144,26 @@ class ExperimentGrid:
                 parts.append(word)
         return "_".join(filter(None, parts))
 
-    def print(self):
-        """Print all flags with their values, and the number of runs."""
-        for key, f in self.flags.items():
-            print(f"{flag(key)}{f'[{f.shorthand}]' if f.shorthand else ''}:", *f.values, sep="  ")
-        names = {self.variant_name(variant) for variant in self.variants()}
-        print(f"{len(self.variants())} run(s) of {len(names)} experiment(s)")
-
     def runs(self, script, num_cpu=1, data_dir=None, datestamp=False):
         """Return a script's runs for all variants; raise an error if one of them cannot be."""
-        path = find_script(script)
-        args_class = import_script(path).Args
-        self.name = as_file_name(path.stem) if self.name is None else self.name
+        script = find_script(script)
+        args_class = import_script(script).Args
+        self.name = as_file_name(script.stem) if self.name is None else self.name
         for key, f in self.flags.items():
-            f.values = read_values(path.stem, args_class, key, f.values)
+            f.values = read_values(script.stem, args_class, key, f.values)
         fixed = {} if data_dir is None else {"data_dir": str(data_dir)}
         if num_cpu != 1:
             fixed["cpu"] = cores() if num_cpu == "auto" else num_cpu
         date = time.strftime("%Y-%m-%d_") if datestamp else ""
-        runs, named = [], {}
+        runs, seen = [], {}
         for variant in self.variants():
             name = date + self.variant_name({"env_id": args_class.env_id, **variant})
             others = {key: value for key, value in variant.items() if key != "seed"}
-            # In lower case: macOS takes x_Ant-v4 and x_ant-v4 for one folder
-            if named.setdefault(name.lower(), others) != others:
-                varied = [flag(k) for k, value in others.items() if named[name.lower()][k] != value]
-                raise SidespinError(f"values of {', '.join(varied)} would share the name {name}")
-            runs.append(GridRun(path, args_class, {**variant, **fixed, "exp_name": name}))
+            first = seen.setdefault(name.lower(), others)  # some disks ignore the case
+            if first != others:
+                varied = ", ".join(flag(key) for key in others if first[key] != others[key])
+                raise SidespinError(f"values of {varied} would share the name {name}")
+            runs.append(GridRun(script, args_class, {**variant, **fixed, "exp_name": name}))
         return runs
 
     def run(self, script, num_cpu=1, data_dir=None, datestamp=False, workers=None, dry_run=False):
@@ -186,15 +176,13 @@ class ExperimentGrid:
         problem = None
         if proc_id() == 0:
             problem = next(filter(None, [run.look_at_folder() for run in runs]), None)
-            problem = problem or check_envs(run for run in runs if run.state == "waiting")
+            problem = problem or check_envs([run for run in runs if run.state == "waiting"])
         problem = comm().bcast(problem)
         if problem:
             raise SidespinError(problem)
         if dry_run:
             for run in runs if proc_id() == 0 else []:
-                done = f", epoch {run.epochs}/{run.args.epochs}" if run.epochs else ""
-                show(f"# {run.folder.name}: {run.state}{done}")
-                show(shlex.join(["python", *run.command]))
+                show(f"# {run}\n{shlex.join(['python', *run.command])}")
             return runs
         if num_procs() > 1:
             from mpi4py.futures import MPICommExecutor
@@ -205,10 +193,10 @@ class ExperimentGrid:
             workers = workers or max(fitting, 1)
             executor = concurrent.futures.ThreadPoolExecutor(workers)
         with stop.on_signals(), executor as pool:
-            if pool is not None:  # else this is an MPI process that runs have been sent to
+            if pool is not None:  # else this process has done what it was sent
                 supervise(runs, pool, workers)
         if stop.signal:
-            signal.raise_signal(stop.signal)  # again, now for the handler that was there before
+            signal.raise_signal(stop.signal)  # once more, for the handler from before
         return runs
 
 
@@ -225,13 +213,23 @@ class GridRun(Run):
         self.log, self.log_start = self.folder / "log.txt", 0
         self.command = [os.path.relpath(script), *command_line(args_class, settings), "--resume"]
         self.state, self.code = "waiting", None
-        self.times, self.ret = [], math.nan  # seconds at the end of each epoch, and the last return
-        self.saved = 0  # epochs that a checkpoint had when the grid began
-        self.began = self.changed = None  # when the run began, and when it last wrote a row
+        self.times, self.ret = [], math.nan  # seconds after each epoch, and the last return
+        self.saved = 0  # epochs that the checkpoint had before this grid
+        self.began = self.changed = None  # when the process began, and when it last wrote a row
+        self.left = None  # an estimate, in seconds
 
-    @property
-    def epochs(self):
-        return len(self.times)
+    def __str__(self):
+        """Return name, state, epoch, return, and the time left or taken."""
+        parts = [self.state]
+        if self.times or self.state != "waiting":
+            parts.append(f"epoch {len(self.times)}/{max(len(self.times), self.args.epochs)}")
+        if not math.isnan(self.ret):
+            parts.append(f"return {self.ret:.4g}")
+        if self.state == "running" and self.left is not None:
+            parts.append(f"{clock(self.left)} left")
+        elif self.state != "running" and self.times:
+            parts.append(clock(self.times[-1]))
+        return f"{self.folder.name}: {', '.join(parts)}"
 
     def look_at_folder(self):
         """See how far the run is; return why it cannot continue what is there, or None."""
@@ -245,7 +243,7 @@ class GridRun(Run):
         return f"{difference}; choose another {flag('exp_name')}" if difference else None
 
     def follow(self, future):
-        """Bring the state up to date with the future that stands for the run's process."""
+        """Catch up with the future that stands for the run's process."""
         if future.done() and not future.cancelled() and self.state in ("waiting", "running"):
             self.code = future.exception() or future.result()
             failed = "stopped" if stop.signal else "failed"
@@ -257,61 +255,55 @@ class GridRun(Run):
 
     def read_progress(self):
         """Read progress.txt; return whether it has changed."""
-        try:
+        before = self.times
+        with contextlib.suppress(OSError, ValueError, IndexError):  # no row yet, or a part of one
             lines = (self.folder / "progress.txt").read_text().splitlines()
             header, *rows = [line.split("\t") for line in lines]
-            times = [float(row[header.index("Time")]) for row in rows]
             last = dict(zip(header, map(float, rows[-1]), strict=True))
-        except (OSError, ValueError, IndexError):  # no row yet, or one that is being written
-            return False
-        before, self.times = self.times, times
-        self.ret = last.get("AverageTestEpRet", last.get("AverageEpRet", math.nan))
-        return times != before
+            self.ret = last.get("AverageTestEpRet", last.get("AverageEpRet", math.nan))
+            self.times = [float(row[header.index("Time")]) for row in rows]
+        return self.times != before
 
     def seconds_per_epoch(self):
         """Look at the later half of the epochs: off-policy, the first ones have no updates."""
-        half = self.epochs // 2
-        return (self.times[-1] - [0.0, *self.times][half]) / (self.epochs - half)
-
-    def start_up(self):
-        """Return the seconds from the start of the process to its last row, without the epochs."""
-        epochs = self.epochs - self.saved
-        return self.changed - self.began - epochs * self.seconds_per_epoch()
-
-    def seconds_left(self, pace):
-        """Estimate when the run will end, from its own rows or else from the pace of the others."""
-        seconds, start_up = pace
-        seconds = self.seconds_per_epoch() if self.epochs else seconds
-        if self.changed:
-            left = (self.args.epochs - self.epochs) * seconds - (time.time() - self.changed)
-        else:
-            waited = time.time() - self.began if self.began else 0.0
-            left = start_up + (self.args.epochs - self.saved) * seconds - waited
-        return max(left, 0.0)
-
-    def row(self, pace):
-        """Return state, epoch, return, and the time left or taken."""
-        row = [self.state, f"epoch {self.epochs}/{max(self.epochs, self.args.epochs)}"]
-        row.append("" if math.isnan(self.ret) else f"return {self.ret:.4g}")
-        if self.state == "running" and pace:
-            return [*row, f"{clock(self.seconds_left(pace))} left"]
-        return [*row, clock(self.times[-1]) if self.times else ""]
+        half = len(self.times) // 2
+        return (self.times[-1] - [0.0, *self.times][half]) / (len(self.times) - half)
 
     def failure(self):
         """Return how the run failed, with the last lines of its log."""
         code = self.code
         if isinstance(code, int):
             code = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        try:
+        lines = []
+        with contextlib.suppress(OSError):
             lines = self.log.read_bytes()[self.log_start :].decode(errors="replace").splitlines()
-        except OSError:
-            lines = []
-        report = f"error: {self.folder.name} failed ({code}), see {self.log}"
-        return "\n    ".join([report, *lines[-LOG_LINES:]])
+        failed = f"grid.py: error: {self.folder.name} failed ({code}), see {self.log}"
+        return "\n    ".join([failed, *lines[-LOG_LINES:]])
+
+
+def estimate(runs, workers):
+    """Estimate the seconds left for each run from the rows written so far; return those for all."""
+    now, known = time.time(), {run: run.seconds_per_epoch() for run in runs if run.times}
+    if not known:
+        return None
+    # The time from the start of a process to its last row is its start-up and its epochs
+    rows = {run: len(run.times) - run.saved for run in known if run.changed}
+    start_ups = [run.changed - run.began - n * known[run] for run, n in rows.items()]
+    usual, start_up = mean(known.values()), mean(start_ups or [0.0])
+    for run in runs:
+        done, extra = (len(run.times), 0.0) if run.changed else (run.saved, start_up)
+        seconds = extra + (run.args.epochs - done) * known.get(run, usual)
+        run.left = max(seconds - (now - (run.changed or run.began or now)), 0.0)
+    free = [run.left for run in runs if run.state == "running"]  # when workers are free again
+    free = sorted([0.0] * (workers - len(free)) + free)  # which is a heap
+    for run in runs:
+        if run.state == "waiting":
+            heapq.heapreplace(free, free[0] + run.left)
+    return max(free)
 
 
 class Stop:
-    """Which signal has asked all runs of this process to end, and until when they have time."""
+    """Which signal has asked all runs to end, and until when they may take their time."""
 
     signal, deadline = None, None
 
@@ -321,20 +313,14 @@ class Stop:
 
     @contextlib.contextmanager
     def on_signals(self):
-        """Let signals end the runs before this process; the second signal kills them at once."""
+        """Let a signal end the runs before this process; a second one kills them at once."""
         self.signal = None
-        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-        if threading.current_thread() is not threading.main_thread():
-            numbers = []  # Python has signal handlers in the main thread only
-        # What is ignored stays ignored: nohup means it
-        old = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
-        for number in old:
-            signal.signal(number, self)
-        try:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        with contextlib.ExitStack() as stack:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main_thread else ():
+                if signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
+                    stack.callback(signal.signal, number, signal.signal(number, self))
             yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
 
 
 stop = Stop()
@@ -345,15 +331,10 @@ def do_run(command, log):
     if stop.signal:
         return None
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-            start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which decides
-        )
+    options = dict(stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=environment())
+    with open(log, "ab") as output:  # in a session of its own, it does not get a terminal's Ctrl-C
+        command = [sys.executable, *command]
+        process = subprocess.Popen(command, stdout=output, start_new_session=True, **options)
     asked = False
     while process.poll() is None:
         time.sleep(0.1)
@@ -361,25 +342,23 @@ def do_run(command, log):
             process.terminate()
             asked = True
         if stop.signal and time.time() > stop.deadline:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
     return process.returncode
 
 
 def supervise(runs, pool, workers):
     """Hand all runs to the pool, and show what becomes of them until all have ended."""
-    screen, futures = Screen(runs, workers), {}
+    screen = Screen(runs, workers)
     try:
-        for run in runs:
-            if run.state == "waiting":
-                futures[run] = pool.submit(do_run, run.command, run.log)
+        waiting = [run for run in runs if run.state == "waiting"]
+        futures = {run: pool.submit(do_run, run.command, run.log) for run in waiting}
         while True:
             pending = [future for future in futures.values() if not future.done()]
             for run, future in futures.items():
                 run.follow(future)
-            screen.show()
+            screen.update(last=not pending)
             if not pending:
-                break
+                return
             if stop.signal:
                 for future in pending:
                     future.cancel()
@@ -387,107 +366,76 @@ def supervise(runs, pool, workers):
     except BaseException:
         stop(signal.SIGTERM)  # or leaving the pool would wait for all runs to end by themselves
         raise
-    screen.end()
 
 
 class Screen:
-    """A table that is redrawn in place on a terminal; elsewhere one line per change of state."""
+    """One line per change of state; below them, on a terminal, the runs that are under way."""
 
     def __init__(self, runs, workers):
-        self.runs, self.workers, self.height = runs, workers, 0
+        self.runs, self.workers = runs, workers
         self.is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        self.shown = dict.fromkeys(runs, "waiting")
+        self.states, self.height = {}, 0
 
-    def show(self):
-        if self.is_terminal:
-            up = f"\x1b[{self.height}F\x1b[J" if self.height else ""
-            lines = self.table(*shutil.get_terminal_size())
-            self.height = len(lines)
-            show(up + "\n".join(lines))
-            return
+    def update(self, last=False):
+        left = estimate(self.runs, self.workers)
+        columns, rows = shutil.get_terminal_size()
+        if self.height:
+            show(f"\x1b[{self.height}F\x1b[J", end="")  # up, and clear to the end of the screen
         for run in self.runs:
-            if run.state != self.shown[run]:
-                self.shown[run] = run.state
-                show(f"{run.folder.name}: {', '.join(filter(None, run.row(self.pace())))}")
-
-    def table(self, columns, lines):
-        room = max(lines - 2, 1)  # without the summary and the cursor's line
-        chosen = set(sorted(self.runs, key=lambda run: STATES.index(run.state))[:room])
-        pace = self.pace()
-        rows = [(run.folder.name, *run.row(pace)) for run in self.runs if run in chosen]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        # The end of a name tells runs apart
-        widths[0] = max(min(widths[0], columns - 1 - sum(widths[1:]) - 2 * len(widths[1:])), 8)
-        rows = [(name[-widths[0] :], *rest) for name, *rest in rows]
-        table = ["  ".join(x.ljust(width) for x, width in zip(row, widths)) for row in rows]
-        hidden = len(self.runs) - len(rows)
-        summary = self.summary() + (f" ({hidden} not shown)" if hidden else "")
-        return [line[: columns - 1].rstrip() for line in [*table, summary]]
-
-    def summary(self):
+            if run.state != self.states.setdefault(run, "waiting"):
+                self.states[run] = run.state
+                if run.state != "running" or not self.is_terminal:
+                    show(run)
+                if run.state == "failed":
+                    show(run.failure(), sys.stderr)
         counts = collections.Counter(run.state for run in self.runs)
         text = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-        pace = self.pace()
-        if pace and counts["running"]:
-            text += f", about {clock(self.seconds_left(pace))} left"
-        return f"{len(self.runs)} run(s): {text}"
-
-    def pace(self):
-        """Return the mean seconds per epoch and of a start-up, or None before the first row."""
-        known = [run for run in self.runs if run.epochs]
-        started = [run.start_up() for run in known if run.changed] or [0.0]
-        seconds = [run.seconds_per_epoch() for run in known]
-        return (statistics.mean(seconds), statistics.mean(started)) if known else None
-
-    def seconds_left(self, pace):
-        """Let each worker that becomes free take the next run; return when the last one ends."""
-        left = {run: run.seconds_left(pace) for run in self.runs}
-        ends = [left[run] for run in self.runs if run.state == "running"]
-        ends += [0.0] * (self.workers - len(ends))
-        heapq.heapify(ends)
-        for run in self.runs:
-            if run.state == "waiting":
-                heapq.heapreplace(ends, ends[0] + left[run])
-        return max(ends)
-
-    def end(self):
-        if not self.is_terminal:
-            show(self.summary())
-        for run in self.runs:
-            if run.state == "failed":
-                show(f"grid.py: {run.failure()}", sys.stderr)
+        text += f", about {clock(left)} left" if counts["running"] and left is not None else ""
+        summary = [f"{len(self.runs)} run(s): {text}"]
+        if self.is_terminal and not last:
+            lines = [str(run) for run in self.runs if run.state == "running"][: max(rows - 2, 0)]
+            lines = [line[1 - columns :] for line in lines + summary]  # names differ at the end
+            self.height = len(lines)
+            show("\n".join(lines))
+        elif last:
+            show(*summary)
 
 
 def check_envs(runs):
-    """Make each environment once, in a process of its own; return why one cannot be made, or None.
+    """Make each environment once, in another process; return why one cannot be made, or None.
 
-    Only the scripts' usual make_env() is checked, and what takes a minute is left to the runs.
+    A script with a make_env() of its own and an environment that takes a minute are not checked.
     """
-    runs = list(runs)
-    env_ids = {run.args.env_id for run in runs}
-    if not runs or sys.modules[type(runs[0].args).__module__].make_env is not common.env.make_env:
+    module = sys.modules[type(runs[0].args).__module__] if runs else None
+    if getattr(module, "make_env", None) is not common.env.make_env:
         return None
-    script = runs[0].script.resolve()
-    bounded = "yes" if "bounded_actions=True" in script.read_text() else ""
+    script, env_ids = runs[0].script.resolve(), dict.fromkeys(run.args.env_id for run in runs)
+    bounded = "bounded" if "bounded_actions=True" in script.read_text() else ""
     command = [sys.executable, "-c", CHECK_ENVS, script.parent, script.stem, bounded, *env_ids]
-    options = dict(capture_output=True, text=True, errors="replace", timeout=60)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        check = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, **options)
-        return check.stderr.splitlines()[-1] if check.returncode == 3 else None
+        pipes = dict(stdin=subprocess.DEVNULL, capture_output=True)
+        check = subprocess.run(command, env=environment(), timeout=60, **pipes)
+        error = check.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        kind, _, sentence = error.partition(": ")
+        return sentence if kind.endswith("SidespinError") else None
 
 
 def environment():
+    """Return the environment variables without those of a launcher."""
     foreign = tuple(LAUNCHER_VARIABLES)
     return {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
 
 
-def show(text, file=None):
-    with contextlib.suppress(OSError):  # a closed pipe or terminal stops no run
-        print(text, file=file or sys.stdout, flush=True)
+def show(text, file=None, end="\n"):
+    file = file or sys.stdout
+    try:
+        print(text, file=file, end=end, flush=True)
+    except OSError:  # a closed pipe or terminal stops no run
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def as_file_name(text):
-    """Return a name as Run writes it into the names of folders."""
+    """Return a name as Run spells it in a folder's name."""
     return re.sub(r"[^\w.-]+", "-", text)
 
 
@@ -504,7 +452,7 @@ def clock(seconds):
 
 
 def cores():
-    """Return the number of cores that this process may use."""
+    """Return the number of cores that this process may use; macOS cannot tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -525,11 +473,12 @@ def find_script(script):
 
 
 def import_script(path):
-    """Return the module of a script, found by its path."""
-    if str(path.resolve().parent) not in sys.path:
-        sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(str(path.resolve()), path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    """Return the module of a script, by its path."""
+    name, folder = str(path.resolve()), str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, "Args"):
         raise SidespinError(f"{path.name} does not train: it has no Args")
@@ -578,18 +527,26 @@ def command_line(args_class, settings):
 
 def add_flags(grid, words):
     """Add flags to the grid from words like --key[shorthand] value value ..."""
-    flags = []
     for word in words:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            flags.append((name, [value] if equals else []))
-        elif flags:
-            flags[-1][1].append(word)
-        else:
+            key, shorthand = re.fullmatch(r"--([^\[]*)(?:\[(.*)\])?", name).groups()
+            values = [value] if equals else []  # to which the next words are added
+            grid.add(key, values, shorthand, in_name=shorthand is not None)
+        elif not grid.flags:
             raise SidespinError(f"{word} has no flag in front of it")
-    for name, values in flags:
-        key, shorthand = re.fullmatch(r"--([^\[]*)(?:\[(.*)\])?", name).groups()
-        grid.add(key, values, shorthand, in_name=shorthand is not None)
+        else:
+            values.append(word)
+
+
+def own_options_first(words):
+    """Move grid.py's own options in front of --, behind which a word is never an option."""
+    own, others, now = [], [], None
+    for word in words:
+        if word.startswith("-") or now is None:
+            now = own if word.split("=")[0].replace("_", "-") in OPTIONS else others
+        now.append(word)
+    return [*own, "--", *others]
 
 
 def main(options):
@@ -604,16 +561,6 @@ def main(options):
     undone = any(run.state not in ("done", "finished before") for run in runs)
     if proc_id() == 0 and undone and not options.dry_run:
         raise SystemExit(1)
-
-
-def own_options_first(words):
-    """Move grid.py's own options in front of --, behind which a word is never an option."""
-    own, others, now = [], [], None
-    for word in words:
-        if word.startswith("--") or now is None:
-            now = own if word.split("=")[0].replace("_", "-") in (*OPTIONS, "-h") else others
-        now.append(word)
-    return [*own, "--", *others]
 
 
 if __name__ == "__main__":

@@ -1,20 +1,27 @@
-"""See what was learned: evaluate a trained policy, watch it, film it.
+"""Evaluate trained policies, watch them, film them.
 
-The policy acts through act() of the script that trained it, on the weights that the run saved, so
-that a changed network plays, too. Of a folder with several runs, all are played and summed up.
+A policy acts through the script that trained it, on the weights that the run has saved, so that a
+changed network plays as well. The episodes are not those of training: see --seed.
+
+The environment comes from the script's make_env(). Wrap it further in a make_env() of your own in
+the script, and play.py wraps it, too. It cannot see wrappers that train() adds, and wrappers that
+learn, such as NormalizeObservation, start anew, as the model does not contain their statistics.
 
     python play.py runs/ppo_torch_Hopper-v4 --episodes 20
-    python play.py runs/ppo_torch_Hopper-v4/ppo_torch_Hopper-v4_s0 --video hopper.mp4
+    python play.py runs/ppo_torch_Hopper-v4 --video hopper.mp4
 """
 
+import ast
 import contextlib
+import functools
 import importlib
+import importlib.util
 import inspect
-import json
 import math
 import os
 import re
 import sys
+import typing
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,149 +30,210 @@ from typing import Annotated
 import gymnasium as gym
 import numpy as np
 import tyro
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 
-from common.args import parse_args
-from common.env import make_env
-from common.mpi import fail
+import common.env
+from common.args import NonNegativeInt, PositiveInt, mismatch
+from common.errors import SidespinError, flag, warn
+from common.launch import launch
+from common.run import KEPT_MODELS, find_runs, model_path, print_out, read_config
 
 SCRIPTS = Path(__file__).parent
-LATEST = {"torch": "model.pt", "tf1": "tf1_save"}
-KEPT = {"torch": "model_{}.pt", "tf1": "tf1_save_{}"}  # with --keep-models, by epoch
-NO_OPENGL = """cannot render {}: {}; off-screen, MuJoCo needs EGL (on Debian and Ubuntu: apt install
-    libegl1) or, with MUJOCO_GL=osmesa, OSMesa (apt install libosmesa6)"""
+SEED = 1_000_000
+NO_OPENGL = """MuJoCo renders off-screen through EGL (on Debian and Ubuntu: apt install libegl1) or,
+    with MUJOCO_GL=osmesa, through OSMesa (apt install libosmesa6)"""
 Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 
 
 @dataclass
 class Args:
-    folder: Folder  # a run's folder, or one with several runs in it
-    episodes: int = 10  # how many to play with each policy
-    stochastic: bool = False  # draw actions as in training; else take the likeliest
-    seed: int = 0  # episodes are reset with this seed, the next one, and so on
-    max_ep_len: int | None = None  # cut episodes at this length; None: as in training
-    env_id: str | None = None  # play elsewhere, if the spaces fit; None: where it was trained
-    itr: int | None = None  # the epoch whose weights to play, of a run with --keep-models
+    folder: Folder  # a run's folder, or a folder of runs, at any depth
+    episodes: PositiveInt = 10  # episodes per run
+    stochastic: bool = False  # draw actions as in training; else take the most likely ones
+    seed: NonNegativeInt = SEED  # episode i is reset with seed + i; training uses other seeds
+    max_ep_len: PositiveInt | None = None  # longest episode; None: as in training
+    env_id: str | None = None  # another environment that the policy fits; None: as in training
+    itr: NonNegativeInt | None = None  # epoch of the weights, with --keep-models; None: the last
     render: bool = False  # open a window
-    video: str | None = None  # film all episodes, off-screen, into this .mp4 or .gif
-    verbose: bool = False  # print a line for each episode
+    video: str | None = None  # film all episodes, off-screen, to this .mp4 or .gif
+    verbose: bool = False  # print one line per episode
 
 
-def load_policy(folder, itr=None, stochastic=False, seed=0):
-    """Return a function from an observation of the run's environment to an action.
+class CannotRender(SidespinError):
+    pass
 
-    The environment is the one of make_env(): flat observations, discrete actions from 0 on.
+
+def load_policy(folder, itr=None, stochastic=False, seed=SEED):
+    """Return a function from observations of the run's environment to actions.
+
+    Observations of any shape are flattened; discrete actions count from 0.
     """
-    config = read_config(folder)
-    script = importlib.import_module(config["script"])
-    params = load_params(folder, config["script"], itr)
-    env = make_env(config["env_id"], config["max_ep_len"], (Discrete, Box))
+    run = TrainedRun(folder)
+    env = run.make_env()
     env.close()
-    discrete = isinstance(env.action_space, Discrete)
-    noise = [np.random.default_rng(seed)] if stochastic else []
-    if stochastic and "act_noise" in inspect.signature(script.act).parameters:
-        noise.append(config["act_noise"])
-
-    def policy(o):
-        a = script.act(params, np.ravel(o).astype(np.float32), *noise)
-        return a if discrete else a.clip(env.action_space.low, env.action_space.high)
-
-    policy.observation_space, policy.action_space = env.observation_space, env.action_space
-    return policy
+    return run.policy(env, itr, stochastic, seed)
 
 
-def find_runs(folder):
-    """Return the folders of all runs in a folder, or stop if there are none."""
-    runs = sorted(path.parent for path in Path(folder).rglob("config.json"))
-    return runs or fail(f"there is no run in {folder}")
+class TrainedRun:
+    """A run's folder, and the script that trained it."""
+
+    def __init__(self, folder):
+        self.folder, self.config = Path(folder), read_config(folder)
+        if not self.config:
+            inside = [run for run in find_runs(folder) if run != self.folder]
+            if inside:
+                raise SidespinError(f"{folder} holds {len(inside)} run(s): name the folder of one")
+            raise SidespinError(f"{folder} has no readable config.json")
+        for key in ("script", "env_id", "max_ep_len", "steps_per_epoch"):
+            if key not in self.config:
+                raise SidespinError(f"{folder} is no run of these scripts: it has no {key}")
+        self.script_name = f"{Path(self.config['script']).name}.py"
+        self.path = self.find_script()
+        self.script = import_script(self.path)
+
+    def find_script(self):
+        """Return the script beside this file, or else the copy in the run's folder."""
+        path, copy = SCRIPTS / self.script_name, self.folder / "script.py"
+        if path.exists():
+            if copy.exists() and differ(path.read_text(), copy.read_text()):
+                warn_once(f"{path.name} has changed since training, see script.py in the run")
+            return path
+        if not copy.exists():
+            raise SidespinError(f"{path.name} is not beside play.py, nor {copy} in its place")
+        warn_once(f"{path.name} is not beside play.py: using script.py, the run's copy")
+        return copy
+
+    def make_env(self, env_id=None, max_ep_len=None, **kwargs):
+        """Make the environment of training, or another one, as the script does."""
+        make_env = getattr(self.script, "make_env", common.env.make_env)
+        wrappers = re.findall(r"\b([A-Z]\w*)\((?:test_|make_)?env\b", self.path.read_text())
+        if make_env is not common.env.make_env:  # it is the script's, and adds the wrappers
+            wrappers = [name for name in wrappers if "Normalize" in name]
+        if wrappers:
+            names = ", ".join(dict.fromkeys(wrappers))
+            lost = f"{names}, which play.py cannot restore: returns may be wrong"
+            warn_once(f"{self.script_name} wraps its environment in {lost}")
+        max_ep_len = max_ep_len or self.config["max_ep_len"]
+        return make_env(env_id or self.config["env_id"], max_ep_len, **kwargs)
+
+    def policy(self, env, itr=None, stochastic=False, seed=SEED):
+        """Return a function from observations to actions of the environment."""
+        space, params = env.action_space, self.load_params(itr)
+        discrete = isinstance(space, Discrete)
+        names = ("Policy", "CategoricalPolicy" if discrete else "GaussianPolicy")
+        act = next((getattr(self.script, x).act for x in names if hasattr(self.script, x)), None)
+        if act is None:
+            raise SidespinError(f"{self.path} has no {' or '.join(names)}")
+        problem = misfit(act, params, env)
+        if problem:
+            raise SidespinError(f"the policy does not fit {env.spec.id}: {problem}")
+        noise = [np.random.default_rng(seed)] if stochastic else []
+        if stochastic and "act_noise" in inspect.signature(act).parameters:
+            noise.append(self.config["act_noise"])
+
+        def policy(o):
+            a = act(params, np.ravel(o).astype(np.float32), *noise)
+            return a if discrete else a.clip(space.low, space.high)
+
+        policy.observation_space, policy.action_space = env.observation_space, space
+        return policy
+
+    def load_params(self, itr=None):
+        """Return the policy's weights in the order in which act() takes them."""
+        path, framework = model_path(self.folder, itr)
+        if not path.exists():
+            kept = self.folder.glob(KEPT_MODELS[framework].format("*"))
+            kept = sorted(int(x) for path in kept for x in re.findall(r"_(\d+)", path.name))
+            kept = f"; it has kept {kept or 'none'}" if itr is not None else " yet"
+            raise SidespinError(f"{self.folder} has no {path.name}{kept}")
+        model = importlib.import_module(f"common.{framework}_utils").load_model(path)
+        return [x for name, x in model.items() if re.match("pi[./]", name)]
 
 
-def read_config(folder):
-    """Return the config.json of a run of one of the scripts beside this file."""
-    path = Path(folder) / "config.json"
-    if not path.exists():
-        runs = len(find_runs(folder))
-        fail(f"{folder} holds {runs} run(s): name the folder of one")
+def misfit(act, params, env):
+    """Return why a policy cannot act in an environment, or None."""
+    o, space = np.zeros(env.observation_space.shape, np.float32), env.action_space
     try:
-        config = dict(json.loads(path.read_text()))
-        script, _, _, _ = (config[k] for k in "script env_id max_ep_len steps_per_epoch".split())
-        known = re.fullmatch(r"\w+_(torch|tf1)", script) and (SCRIPTS / f"{script}.py").exists()
-    except (OSError, ValueError, TypeError, KeyError):
-        fail(f"{path} is not that of a run of these scripts")
-    if not known:
-        fail(f"{folder} is a run of {script}.py, which is not beside play.py")
-    return config
+        a = act(params, o)
+    except Exception as error:
+        n = next((x.shape[1] for x in params if x.ndim == 2), o.size)
+        sizes = f"it takes {n} numbers, an observation has {o.size}"
+        return sizes if n != o.size else f"{type(error).__name__}: {error}"
+    discrete = isinstance(space, Discrete)
+    n, size = (len(params[-1]), space.n) if discrete else (np.size(a), space.shape[0])
+    return f"it has {n} actions, the environment has {size}" if n != size else None
 
 
-def load_params(folder, script, itr):
-    """Return the policy's weights in the order in which act() of the script takes them."""
-    framework = script.split("_")[-1]
-    path = Path(folder) / (LATEST[framework] if itr is None else KEPT[framework].format(itr))
-    if not path.exists():
-        names = " ".join(p.name for p in Path(folder).glob(KEPT[framework].format("*")))
-        kept = sorted(re.findall(r"_(\d+)", names), key=int)
-        kept = f"; of its epochs it kept {', '.join(kept) or 'none'}"
-        fail(f"{folder} has no {path.name}{kept if itr is not None else ' yet'}")
-    model = importlib.import_module(f"common.{framework}_utils").load_model(path)
-    return [x for name, x in model.items() if re.match("pi[./]", name)]
+def import_script(path):
+    """Return the module of a script, by its path."""
+    name = str(path.resolve())
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise SidespinError(f"cannot import {path}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def differ(source, other):
+    """Tell whether two scripts differ in more than comments and layout."""
+    try:
+        return ast.dump(ast.parse(source)) != ast.dump(ast.parse(other))
+    except SyntaxError:
+        return True
+
+
+warn_once = functools.cache(warn)  # seeds have their script in common
 
 
 def play(folder, args, film=None):
     """Play a run's policy; return the episodes' returns and lengths, [episodes] each."""
-    config = read_config(folder)
-    env_id, max_ep_len = args.env_id or config["env_id"], args.max_ep_len or config["max_ep_len"]
-    render_mode = {}
-    if args.render or args.video:
-        render_mode["render_mode"] = "human" if args.render else "rgb_array"
-        with no_opengl_means(env_id):
-            gym.make(env_id, **render_mode).close()
-    policy = load_policy(folder, args.itr, args.stochastic, args.seed)
-    env = make_env(env_id, max_ep_len, (Discrete, Box), **render_mode)
-    for kind in ("observation_space", "action_space"):
-        known, given = _size(getattr(policy, kind)), _size(getattr(env, kind))
-        if known != given:
-            fail(f"the {kind} of {env_id} is {given}, that of the policy {known}")
-    limit = env.spec.max_episode_steps or config["steps_per_epoch"]  # an episode may not end
+    run = TrainedRun(folder)
+    mode = "human" if args.render else "rgb_array" if film else None
+    with rendering(args.env_id or run.config["env_id"]) if mode else contextlib.nullcontext():
+        kwargs = {"render_mode": mode} if mode else {}
+        env = run.make_env(args.env_id, args.max_ep_len, **kwargs)
+    policy = run.policy(env, args.itr, args.stochastic, args.seed)
+    limit = env.spec.max_episode_steps or run.config["steps_per_epoch"]  # it may never end
     returns, lengths = [], []
     for i in range(args.episodes):
         o, ep_ret, ep_len, over = env.reset(seed=args.seed + i)[0], 0.0, 0, False
         while not over:
             if film:
-                film(env)
+                film.add_frame(env)
             o, r, d, truncated, _ = env.step(policy(o))
             ep_ret, ep_len = ep_ret + r, ep_len + 1
             over = d or truncated or ep_len == limit
         returns.append(ep_ret)
         lengths.append(ep_len)
         if args.verbose:
-            print(f"{folder} episode {i}: return {ep_ret:.2f}, length {ep_len}", flush=True)
+            print_out(f"{folder} episode {i}: return {ep_ret:.2f}, length {ep_len}")
     env.close()
     return np.array(returns), np.array(lengths)
 
 
-def _size(space):
-    return f"Discrete({space.n})" if isinstance(space, Discrete) else f"Box of {space.shape[0]}"
-
-
 @contextlib.contextmanager
-def no_opengl_means(env_id):
+def rendering(env_id):
     """Turn whatever a renderer raises into a sentence on what it may need."""
     try:
         yield
-    except gym.error.UnregisteredEnv as error:
-        fail(f"cannot make the environment {env_id}: {error}")
     except Exception as error:
-        fail(" ".join(NO_OPENGL.format(env_id, error).split()))
+        if env_id.split(":")[-1] not in gym.registry:
+            raise
+        reason = str(error).removeprefix(f"cannot make the environment {env_id}: ")
+        hint = " ".join(NO_OPENGL.split())
+        raise CannotRender(f"cannot render {env_id}: {reason}; {hint}") from error
 
 
 class Film:
-    """Writes what an environment shows into a file."""
+    """Writes what environments show to a file."""
 
     def __init__(self, path):
         self.path, self.frames, self.writer = path, 0, None
 
-    def __call__(self, env):
-        with no_opengl_means(env.spec.id):
+    def add_frame(self, env):
+        with rendering(env.spec.id):
             frame = env.render()
         if self.writer is None:
             self._open(env.metadata.get("render_fps", 30))
@@ -177,7 +245,7 @@ class Film:
         import imageio.v2 as imageio
 
         gif = self.path.suffix == ".gif"
-        self.every = math.ceil(fps / 25) if gif else 1  # viewers slow down gifs of more frames
+        self.every = math.ceil(fps / 25) if gif else 1  # viewers slow down faster gifs
         if gif:
             options = dict(duration=1000 * self.every / fps, loop=0)
         else:
@@ -186,46 +254,82 @@ class Film:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.writer = imageio.get_writer(self.path, **options)
         except OSError as error:
-            fail(f"cannot write {self.path}: {error.strerror or error}")
+            raise CannotRender(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def close(self):
-        self.writer.close()
-        print(f"{self.path}: {math.ceil(self.frames / self.every)} frames")
+        if self.writer:
+            self.writer.close()
+            print_out(f"{self.path}: {math.ceil(self.frames / self.every)} frames")
+
+
+def check_args(args):
+    """Raise an error at arguments that do not make sense, alone or together."""
+    for name, kind in typing.get_type_hints(Args, include_extras=True).items():
+        expected = mismatch(kind, value := getattr(args, name))
+        if expected:
+            raise SidespinError(f"{flag(name)} must be {expected}, got {value}")
+    if args.render and args.video:
+        raise SidespinError(f"choose {flag('render')}, a window, or {flag('video')}, a file")
+    if args.video and Path(args.video).suffix not in (".mp4", ".gif"):
+        raise SidespinError(f"{flag('video')} {args.video} must end in .mp4 or .gif")
+    has_screen = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)
+    if args.render and not has_screen:
+        raise SidespinError(f"no screen to open a window on: use {flag('video')} out.mp4")
+
+
+def print_table(played, env_ids):
+    """Print one row per run, by environment, and one row for all runs of an experiment."""
+    groups = {}
+    for folder, results in played.items():
+        experiment = read_config(folder).get("exp_name") or folder.parent.name
+        groups.setdefault((env_ids[folder], experiment, folder.parent), {})[folder.name] = results
+    rows = [("environment", "run", "episodes", "return", "std", "min", "max", "length")]
+    for (env_id, experiment, _), runs in sorted(groups.items()):
+        if len(runs) > 1:
+            runs[f"{experiment}, {len(runs)} runs"] = map(np.concatenate, zip(*runs.values()))
+        for name, (returns, lengths) in runs.items():
+            numbers = (returns.mean(), returns.std(), returns.min(), returns.max())
+            numbers = [f"{x:.2f}" for x in numbers]
+            rows.append((env_id, name, str(len(returns)), *numbers, f"{lengths.mean():.1f}"))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        cells = [x.rjust(w) if i > 1 else x.ljust(w) for i, (x, w) in enumerate(zip(row, widths))]
+        print_out("  ".join(cells))
 
 
 def main(args):
     """Play all runs of a folder, print a table, return {run: (returns, lengths)}."""
-    if args.episodes < 1 or (args.max_ep_len or 1) < 1 or args.seed < 0:
-        fail("--episodes and --max-ep-len must be at least 1, --seed at least 0")
-    if args.render and args.video:
-        fail("--render shows and --video films: choose one")
-    if args.video and Path(args.video).suffix not in (".mp4", ".gif"):
-        fail(f"--video {args.video} must end in .mp4 or .gif")
-    screen = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)
-    if args.render and not screen:
-        fail("there is no screen to open a window on: use --video out.mp4")
+    check_args(args)
     if args.video:
-        os.environ.setdefault("MUJOCO_GL", "egl")
+        if sys.platform == "linux":
+            os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    warnings.simplefilter("ignore")  # those of the renderers; what matters comes as an error
     runs = find_runs(args.folder)
+    if not runs:
+        raise SidespinError(f"there is no run in {args.folder}")
+    env_ids = {folder: args.env_id or read_config(folder).get("env_id") for folder in runs}
+    if args.video and len(set(env_ids.values())) > 1:
+        several = ", ".join(sorted(map(str, set(env_ids.values()))))
+        raise SidespinError(f"{flag('video')} films one environment, the runs have {several}")
     film = Film(Path(args.video)) if args.video else None
-    played = {folder: play(folder, args, film) for folder in runs}
-    if film:
-        film.close()
-    rows = [(folder.name, *results) for folder, results in played.items()]
-    if len(rows) > 1:
-        _, returns, lengths = zip(*rows)
-        rows.append((f"all {len(runs)} runs", np.concatenate(returns), np.concatenate(lengths)))
-    width = max(len(name) for name, _, _ in rows)
-    print(f"{'run':<{width}}  episodes  {'return':>9} {'std':>9} {'min':>9} {'max':>9}  length")
-    for name, returns, lengths in rows:
-        numbers = (returns.mean(), returns.std(), returns.min(), returns.max())
-        numbers = " ".join(f"{x:9.2f}" for x in numbers)
-        print(f"{name:<{width}}  {len(returns):8}  {numbers}  {lengths.mean():6.1f}")
+    played = {}
+    with warnings.catch_warnings(), contextlib.closing(film) if film else contextlib.nullcontext():
+        warnings.simplefilter("ignore")  # those of the renderers; what matters comes as an error
+        for folder in runs:
+            try:
+                played[folder] = play(folder, args, film)
+            except Exception as error:
+                if len(runs) == 1 or isinstance(error, CannotRender | BrokenPipeError):
+                    raise
+                kind = "" if isinstance(error, SidespinError) else f"{type(error).__name__}: "
+                warn(f"cannot play {folder}: {kind}{error}".replace(f": {folder}", ": it"))
+    if played:
+        print_table(played, env_ids)
+    if len(played) < len(runs):
+        raise SidespinError(f"{len(runs) - len(played)} of {len(runs)} runs cannot be played", 1)
     return played
 
 
 if __name__ == "__main__":
-    main(parse_args(Args, __doc__))
+    launch(main, Args)

@@ -7,9 +7,9 @@ mean over its seeds with a 95% confidence interval. A LOGDIR
 is a folder of runs, at any depth, or the start of its path.
 Unfinished runs and Spinning Up's own runs work as well.
 
-Runs of one experiment may differ in length and spacing. A
-run is a straight line between its rows and counts nowhere
-else. Where some seeds do not count, the curve is faint.
+Runs of one experiment may differ in length and spacing:
+each is interpolated between its rows, not beyond them.
+Where some of its seeds are missing, a curve is faint.
 
 options:
   -l, --legend TITLE ...  one title per LOGDIR; runs with
@@ -64,7 +64,7 @@ from matplotlib.lines import Line2D
 
 from common import errors
 from common.errors import SidespinError, flag, print_line
-from common.launch import suggest
+from common.launch import exit_code, say_why, suggest
 from common.run import print_out, read_config
 
 LABELS = {
@@ -148,11 +148,12 @@ def read_progress(file):
 
 
 def read_run(folder):
-    """Return the rows of a run, with what it is a run of; print why if there is nothing to plot."""
+    """Return the rows of a run, and what it is a run of; if it has nothing to plot, say so."""
     try:
         rows, torn = read_progress(folder / "progress.txt")
     except (OSError, ValueError) as error:
-        return print_line(f"left out {folder}, cannot read it: {str(error).splitlines()[0]}")
+        reason = str(error).splitlines()[0]
+        return print_line(f"left out {folder}, which cannot be read: {reason}")
     if not rows.notna().any(axis=None):
         return print_line(f"left out {folder}, which has no complete row of numbers yet")
     if torn:
@@ -176,9 +177,9 @@ def without_date(name):
 
 
 def without_env_id(name, env_id):
-    """Shorten ppo_torch_Ant-v4, and grid.py's ppo_torch_envant-v4, to ppo_torch."""
+    """Shorten ppo_torch_Ant-v4_cli0-1 to ppo_torch_cli0-1: the panel names the environment."""
     env_in_name = r"\W+".join(re.findall(r"\w+", env_id))
-    return re.sub(rf"_[a-z]*{env_in_name}(?=_|$)", "", name, flags=re.I) if env_id else name
+    return re.sub(rf"_(env)?{env_in_name}(?=_|$)", "", name, flags=re.I) if env_id else name
 
 
 def load(logdirs, legend=None, select=None, exclude=None):
@@ -207,7 +208,7 @@ def load(logdirs, legend=None, select=None, exclude=None):
     for names, rows in data.groupby(CURVE, sort=False):
         seeds = re.findall(r"_s(\d+)$", "\n".join(rows.folder.unique()), re.MULTILINE)
         if len(set(seeds)) < len(seeds):
-            problem = "has several runs of one seed, which may not be independent"
+            problem = "has several runs with the same seed, which may not be independent"
             print_line(f"{' on '.join(filter(None, names))} {problem}")
     return data
 
@@ -298,24 +299,22 @@ def draw(ax, curves, look, est, band, count):
     return ax.plot(x, np.where(complete, y, np.nan), **look)[0]
 
 
-def shorten_big_numbers(axis):
-    """Write 0.5M and 1.0M, or 20k, if the axis goes that far."""
-    largest = np.abs(axis.get_view_interval()).max()
-    if 1e6 <= largest < 1e9:
-        axis.set_major_formatter(lambda x, _: f"{round(x / 1e6, 3)}M" if x else "0")
-    elif 1e4 <= largest < 1e6:
-        axis.set_major_formatter(lambda x, _: f"{x / 1e3:g}k" if x else "0")
+def shorten_big_numbers(ax):
+    """Write 0.5M and 1.0M, or 20k, where an axis goes that far."""
+    for axis in (ax.xaxis, ax.yaxis):
+        largest = np.abs(axis.get_view_interval()).max()
+        if 1e6 <= largest < 1e9:
+            axis.set_major_formatter(lambda x, _: f"{round(x / 1e6, 3)}M" if x else "0")
+        elif 1e4 <= largest < 1e6:
+            axis.set_major_formatter(lambda x, _: f"{x / 1e3:g}k" if x else "0")
 
 
 def make_panels(panels, xaxis):
-    """Return a figure and {panel: axes}. A panel is (value, environment); each value starts a row.
-
-    With one environment, the values share the rows.
-    """
+    """Return a figure and {(value, environment): axes}, in a grid that is close to square."""
     values, env_ids = (list(dict.fromkeys(names)) for names in zip(*panels))
     n = len(env_ids) if len(env_ids) > 1 else len(values)
     across = n if n <= 3 else min(math.ceil(math.sqrt(n)), 4)
-    gaps = [None] * (-len(env_ids) % across if len(env_ids) > 1 else 0)
+    gaps = [None] * (-len(env_ids) % across if len(env_ids) > 1 else 0)  # a value starts a row
     places = [(value, env_id) for value in values for env_id in env_ids + gaps]
     down = math.ceil(len(places) / across)
     fig = NotebookFigure(figsize=(2.5 + 2.5 * across, 0.8 + 2.2 * down), layout="constrained")
@@ -338,15 +337,15 @@ def make_panels(panels, xaxis):
 def add_legend(fig, lines, title):
     """Put the legend below the panels, where it hides no curve, and make room for it."""
     width, height = fig.get_size_inches()
-    limit = max(width, 6.5)
-    for rows in range(1, len(lines) + 1):
+    for columns in range(8, 0, -1):
+        rows = math.ceil(len(lines) / columns)
         where = dict(loc="outside lower center", ncols=math.ceil(len(lines) / rows))
         legend = fig.legend(lines.values(), lines.keys(), title=title, columnspacing=1.5, **where)
-        box = legend.get_window_extent()
-        if box.width <= limit * fig.dpi or rows == len(lines):
+        box = legend.get_window_extent().transformed(fig.dpi_scale_trans.inverted())
+        if box.width <= max(width, 6.5) or columns == 1:
             break
         legend.remove()
-    fig.set_size_inches(max(width, box.width / fig.dpi), height + box.height / fig.dpi)
+    fig.set_size_inches(max(width, box.width + 0.1), height + box.height)
 
 
 def make_plots(
@@ -398,8 +397,8 @@ def make_plots(
                 lines[line.get_label()] = line
         if any(line.get_alpha() == FAINT for ax in fig.axes for line in ax.lines):
             lines["fewer seeds"] = Line2D([], [], color="black", alpha=FAINT)
-        for axis in itertools.chain(*((ax.xaxis, ax.yaxis) for ax in fig.axes)):
-            shorten_big_numbers(axis)
+        for ax in fig.axes:
+            shorten_big_numbers(ax)
         several = any(len(x) > 1 for curves in panels.values() for x in curves.values())
         how = est.replace("iqm", "IQM") + BANDS[band] if several and not count else None
         try:
@@ -426,15 +425,14 @@ def make_table(data, value="Performance"):
             note_missing(names, runs.ngroups, len(final), column)
             if final.empty:
                 continue
-            if final.steps.nunique() > 1:
-                ends = f"{final.steps.min():,.0f} and {final.steps.max():,.0f}"
-                print_line(
-                    f"the runs of {names[0]} end between {ends} steps: the table has the least"
-                )
+            first, last = final.steps.min(), final.steps.max()
+            if first < last:
+                ends = f"{first:,.0f} and {last:,.0f} steps"
+                print_line(f"the runs of {names[0]} end between {ends}; the table has the least")
             row = dict(zip(CURVE, names), value=column)
             row |= {"mean of last 10% of epochs": final.y.mean(), "std": final.y.std()}
             row |= {"iqm": iqm(final.y) if len(final) >= 4 else np.nan}  # of fewer, it is the mean
-            table.append({**row, "seeds": len(final), "steps": final.steps.min()})
+            table.append({**row, "seeds": len(final), "steps": first})
     if not table:
         raise SidespinError(f"no run has {' or '.join(as_list(value))} yet")
     table = pd.DataFrame(table).round({"steps": 0}).astype({"steps": "Int64"})
@@ -520,6 +518,6 @@ if __name__ == "__main__":
     errors.command_line = True
     try:
         main(sys.argv[1:])
-    except SidespinError as error:
-        print_line(f"error: {error}")
-        sys.exit(error.exit_code)
+    except (SidespinError, BrokenPipeError) as error:  # BrokenPipeError: as in `| head`
+        say_why(error)
+        sys.exit(exit_code(error))

@@ -16,7 +16,11 @@ Schulman et al. 2017, Proximal Policy Optimization Algorithms, https://arxiv.org
 """
 
 import os
+import signal
 from dataclasses import dataclass
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the slow imports: no traceback
 
 import numpy as np
 from gymnasium.spaces import Discrete

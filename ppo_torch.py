@@ -15,7 +15,11 @@ Schulman et al. 2017, Proximal Policy Optimization Algorithms, https://arxiv.org
     mpirun -np 4 python ppo_torch.py --env-id Hopper-v4
 """
 
+import signal
 from dataclasses import dataclass
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the slow imports: no traceback
 
 import numpy as np
 import torch

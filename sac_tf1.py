@@ -23,7 +23,11 @@ https://arxiv.org/abs/1812.05905
 """
 
 import os
+import signal
 from dataclasses import dataclass
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the slow imports: no traceback
 
 import numpy as np
 

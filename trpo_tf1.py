@@ -20,8 +20,12 @@ Kakade 2001, A Natural Policy Gradient
 """
 
 import os
+import signal
 from dataclasses import dataclass
 from typing import Literal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the slow imports: no traceback
 
 import numpy as np
 from gymnasium.spaces import Discrete

@@ -19,8 +19,12 @@ Kakade 2001, A Natural Policy Gradient
     mpirun -np 4 python trpo_torch.py --env-id Hopper-v4
 """
 
+import signal
 from dataclasses import dataclass
 from typing import Literal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the slow imports: no traceback
 
 import numpy as np
 import torch

@@ -14,7 +14,11 @@ https://arxiv.org/abs/1506.02438
     mpirun -np 4 python vpg_torch.py --env-id Hopper-v4
 """
 
+import signal
 from dataclasses import dataclass
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the slow imports: no traceback
 
 import numpy as np
 import torch

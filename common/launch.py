@@ -3,6 +3,7 @@
 Nothing of this happens when a script is imported: a notebook calls main(Args(...)) itself.
 """
 
+import contextlib
 import difflib
 import os
 import re
@@ -39,9 +40,13 @@ def launch(main, args_class):
     """Run main(args) with the arguments of the command line; a failure on one rank ends all."""
     errors.command_line = True
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        if (
+            signal.getsignal(number) != signal.SIG_IGN
+        ):  # a background job of a script ignores Ctrl-C
+            signal.signal(number, _interrupt)
     end, error = None, None
     try:
+        remove_stale_segments()
         check_launcher()
         end = End()
         args = parse_args(args_class, sys.modules[main.__module__].__doc__)
@@ -101,6 +106,23 @@ def suggest(word, known):
     similar = [x for x in known if len(stem) > 4 and x.startswith(stem)]
     similar += difflib.get_close_matches(stem, known, 1)
     return f"{word} (did you mean {similar[0]}?)" if similar and word.startswith("--") else word
+
+
+def remove_stale_segments():
+    """Remove shared memory that killed MPI jobs left behind; a container has little of it.
+
+    MPICH opens a segment by name only while a job starts: an old one that no process maps is free.
+    """
+    with contextlib.suppress(OSError):
+        segments = Path("/dev/shm").glob("mpich_shm_*")
+        old = [path for path in segments if time.time() - path.stat().st_mtime > 600]
+        maps = []
+        for path in Path("/proc").glob("[0-9]*/maps") if old else []:
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                maps.append(path.read_text())
+        for path in old:
+            if not any(str(path) in text for text in maps):
+                path.unlink()
 
 
 def is_job():

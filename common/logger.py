@@ -12,7 +12,9 @@ import numpy as np
 
 from common.errors import SidespinError
 from common.mpi import mpi_statistics_scalar, mpi_sum, num_procs, proc_id
-from common.run import print_out
+from common.run import TIMES, print_out
+
+STATISTICS = ("Average", "Std", "Max", "Min")
 
 
 class EpochLogger:
@@ -27,7 +29,16 @@ class EpochLogger:
         self.stored = {key.rstrip("*"): [] for key in self.columns}
         self.start_time, self.epoch_start, self.events = time.time(), None, None
         self.bar, self.next_progress, self.last_return = None, time.time() + 0.5, np.nan
+        self.header = "\t".join(["Epoch", "TotalEnvInteracts", *self._names(), *TIMES]) + "\n"
+        lines = run.rows() if proc_id() == 0 and run.resumes else []
+        if mpi_sum(bool(lines) and lines[0].decode() != self.header):
+            raise SidespinError(f"cannot resume {run.folder}: it has other columns")
         run.say(f"{run.script.stem} on {self.args.env_id}, {run.ranks} rank(s)")
+
+    def _names(self):
+        for column in self.columns:
+            key = column.rstrip("*")
+            yield from [key] if key == column else [f"{kind}{key}" for kind in STATISTICS]
 
     def store(self, **numbers):
         """Keep numbers, or arrays of them, until the end of the epoch."""
@@ -40,27 +51,20 @@ class EpochLogger:
     def dump(self, epoch):
         """Print the epoch's row, append it to the run's files; stop if a number is not finite."""
         row = {"Epoch": epoch, "TotalEnvInteracts": (epoch + 1) * self.args.steps_per_epoch}
-        broken = []
+        numbers, broken = [], []
         for column in self.columns:
             key = column.rstrip("*")
             values, self.stored[key] = np.concatenate([np.empty(0), *self.stored[key]]), []
             mean, std, low, high = mpi_statistics_scalar(values, with_min_and_max=True)
             if not np.isfinite(mean) and mpi_sum(values.size):
                 broken.append(f"{key} is {mean}")
-            if column == key:
-                row[key] = mean
-            else:
-                row |= {
-                    f"Average{key}": mean,
-                    f"Std{key}": std,
-                    f"Max{key}": high,
-                    f"Min{key}": low,
-                }
+            numbers += [mean] if key == column else [mean, std, high, low]
+        row |= zip(self._names(), numbers)
         now = time.time()
         if proc_id() == 0:
             with self.run.writing():
                 if self.events is None:
-                    self._begin(epoch, list(row))
+                    self._begin(epoch)
                 row["Time"] = now - self.start_time
                 row["StepsPerSec"] = self.args.steps_per_epoch / (now - self.epoch_start)
                 _write(self.run.table, "\t".join(map(str, row.values())) + "\n")
@@ -76,13 +80,11 @@ class EpochLogger:
             raise SidespinError(f"{', '.join(broken)}; {kept}", 1)
         self.run.epochs_done = epoch + 1
 
-    def _begin(self, epoch, columns):
+    def _begin(self, epoch):
         """Cut the run's files back to the epochs that are done; the rest is done again."""
         lines = self.run.rows()[: epoch + 1] if epoch else []
-        header = "\t".join([*columns, "Time", "StepsPerSec"]) + "\n"
-        if lines and lines[0].decode() != header:
-            raise SidespinError(f"{self.run.folder} has other columns than this script", 1)
-        rows = [dict(zip(header.split(), map(float, x.split(b"\t")))) for x in lines[1:]]
+        names = self.header.split()
+        rows = [dict(zip(names, map(float, line.split(b"\t")))) for line in lines[1:]]
         elapsed = rows[-1]["Time"] if rows else 0.0
         self.start_time -= elapsed
         self.epoch_start = self.epoch_start or self.start_time + elapsed
@@ -93,7 +95,7 @@ class EpochLogger:
         for row in rows:
             self.events.write(row, self.start_time + row["Time"])
         if not lines:
-            _write(self.run.table, header)
+            _write(self.run.table, self.header)
 
     def progress(self, epoch, step, steps):
         """Redraw the progress line a few times per second, if rank 0 has a terminal."""

@@ -40,7 +40,7 @@ RUN_FILES = """config.json* script.py progress.txt events.out.tfevents.* model*.
 # With other values of these a run is still the same run and can be resumed
 MAY_DIFFER = "epochs cpu threads data_dir exp_name save_freq resume overwrite keep_models".split()
 PACKAGES = "numpy torch tensorflow gymnasium mujoco mpi4py".split()
-TIMES = (b"Time", b"StepsPerSec")  # columns that no two runs share
+TIMES = ("Time", "StepsPerSec")  # columns that no two runs share
 
 
 class Run:
@@ -209,7 +209,7 @@ class Run:
         whole = len(lines) == epochs + 1 and all(line[-1].endswith(b"\n") for line in lines)
         if not whole or not all(_is_number(x) for line in lines[1:] for x in line):
             return "damaged"
-        kept = [i for i, key in enumerate(lines[0]) if key.strip() not in TIMES]
+        kept = [i for i, key in enumerate(lines[0]) if key.decode().strip() not in TIMES]
         return checksum(b"\n".join(b"\t".join(line[i] for i in kept) for line in lines))
 
 

@@ -1,9 +1,11 @@
 """Starting the scripts as users do, and reading what they leave."""
 
+import functools
 import importlib
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -20,42 +22,81 @@ OFF_POLICY_SCRIPTS = [
     f"{algo}_{framework}" for framework in ("torch", "tf1") for algo in OFF_POLICY
 ]
 MPIRUN = str(Path(sys.executable).parent / "mpirun")
+TIMES = ["Time", "StepsPerSec"]  # columns that no two runs share
 
 
-def start(*command, cwd=ROOT, ranks=1, timeout=300):
-    """Run `python command` under the launcher; test environments are importable as envs:Name-v0."""
-    launcher = [MPIRUN, "-np", str(ranks)] if ranks > 1 else []
+def start(*command, timeout=300, **how):
+    """Run `python command` to its end; see popen()."""
+    process = popen(*command, **how)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def popen(*command, cwd=ROOT, ranks=1, warm=False, **kwargs):
+    """Start `python command` under the launcher; test environments are importable as envs:Name-v0.
+
+    With warm=True, the command starts with a script, and starts at once: see warm.py.
+    """
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    return subprocess.run(
-        [*launcher, sys.executable, *map(str, command)],
-        cwd=cwd,
-        env=env,
-        timeout=timeout,
-        capture_output=True,
-        text=True,
-    )
+    streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = python(*command, ranks=ranks, warm=warm)
+    return subprocess.Popen(words, cwd=cwd, **{"env": env, **streams, **kwargs})
 
 
-def train(script, data_dir, **kwargs):
+def python(*command, ranks=1, warm=False):
+    """Return the words of `mpirun -np ranks python command`."""
+    launcher = [MPIRUN, "-np", str(ranks)] if ranks > 1 else []
+    words = [*launcher, sys.executable]
+    if warm:
+        framework = "tf1" if "tf1" in Path(command[0]).name else "torch"
+        words += ["-IS", str(ROOT / "tests" / "warm.py"), warm_server(framework)[0]]
+    return [*words, *map(str, command)]
+
+
+@functools.cache
+def warm_server(framework):
+    """Start a process that forks scripts; return its address and what keeps it alive."""
+    folder = tempfile.TemporaryDirectory(prefix="sidespin")
+    command = [sys.executable, ROOT / "tests" / "warm.py", f"{folder.name}/socket", framework]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(command, **pipes)
+    assert server.stdout.readline() == "ready\n"
+    return f"{folder.name}/socket", server, folder
+
+
+def as_flags(**settings):
+    """Write settings as a command line."""
+    words = []
+    for key, value in settings.items():
+        values = value if isinstance(value, tuple) else [value]
+        words += ["--" + key.replace("_", "-"), *(str(x) for x in values if x is not True)]
+    return words
+
+
+def train(script, data_dir, **settings):
     """Call main(Args(...)) of a script in this process; return the run's folder."""
     module = importlib.import_module(script)
-    args = module.Args(data_dir=str(data_dir), **kwargs)
-    if script in OFF_POLICY_SCRIPTS:  # a short run may be all random
-        args.start_steps = min(args.start_steps, args.epochs * args.steps_per_epoch)
-    return module.main(args)
+    return module.main(module.Args(data_dir=str(data_dir), **settings))
 
 
 def refusal(script, words, monkeypatch, capsys):
-    """Call a script in this process with a wrong command line; return the sentence it ends with."""
+    """Give a script a wrong command line, in this process; return the sentence that it raises."""
+    from common.errors import SidespinError
+    from common.launch import parse_args
+
     module = importlib.import_module(script)
-    monkeypatch.setattr("common.args.end_together", lambda: None)  # signals are pytest's here
+    monkeypatch.setattr("common.errors.command_line", True)
     monkeypatch.setattr("sys.argv", [f"{script}.py", *words])
     try:
-        module.main(module.parse_args(module.Args, module.__doc__))
-    except SystemExit as ended:
+        module.main(parse_args(module.Args, module.__doc__))
+    except SidespinError as error:
         shown = capsys.readouterr()
-        assert (ended.code, shown.out, shown.err.count("\n")) == (2, "", 1), shown.err
-        return shown.err.removeprefix(f"{script}.py: error: ")
+        assert (error.exit_code, shown.out, shown.err) == (2, "", "")
+        return str(error)
     raise AssertionError(f"{script} took {words}")
 
 
@@ -68,6 +109,30 @@ def only_run(data_dir):
     """Return the folder of the only run below data_dir."""
     (config,) = Path(data_dir).glob("*/*/config.json")
     return config.parent
+
+
+def files_in(folder):
+    """Return the content of every file in a folder."""
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def outcome(folder):
+    """Return all that two equal runs have in common, to the byte: table, checkpoints and model."""
+    folder = Path(folder)
+    lines = [line.split("\t") for line in (folder / "progress.txt").read_text().splitlines()]
+    kept = [i for i, key in enumerate(lines[0]) if key not in TIMES]
+    rows = [[line[i] for i in kept] for line in lines]
+    assert [row[0] for row in rows] == ["Epoch", *map(str, range(len(rows) - 1))], "each once"
+    model = [folder / "model.pt", *(folder / "tf1_save" / "variables").glob("*.data*")]
+    paths = [*(folder / "checkpoint").iterdir(), *filter(Path.exists, model)]
+    return {"rows": rows, **{path.name: path.read_bytes() for path in paths}}
+
+
+def assert_same(folder, other):
+    """Assert that two runs have the same outcome."""
+    one, two = outcome(folder), outcome(other)
+    assert one.keys() == two.keys()
+    assert [key for key in one if one[key] != two[key]] == []
 
 
 def params_of(folder):

@@ -544,7 +544,7 @@ def test_runs_of_one_seed_are_noticed(capsys):
     plot.load("runs")
     assert capsys.readouterr().err == ""
     plot.load("runs", legend=["both"])
-    notice = "plot.py: both has several runs of one seed, which may not be independent\n"
+    notice = "plot.py: both has several runs with the same seed, which may not be independent\n"
     assert capsys.readouterr().err == notice
 
 
@@ -764,10 +764,12 @@ def test_on_a_terminal_an_error_is_one_plain_line(tmp_path):
 def test_a_figure_without_a_screen(tmp_path):
     write_seeds("ppo", 2)
     for ending, start_of_file in [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]:
-        run = start(plot.__file__, "runs", "--out", f"new/figure.{ending}", cwd=tmp_path)
-        line = f"wrote new/figure.{ending} (1 panel)\n"
-        assert (run.returncode, run.stdout, run.stderr) == (0, line, "")
+        plot.main(["runs", "--out", f"new/figure.{ending}"])
         assert plot.Path(f"new/figure.{ending}").read_bytes().startswith(start_of_file)
+    run = start(plot.__file__, "runs", "--out", "figure.png", cwd=tmp_path)
+    line = "wrote figure.png (1 panel)\n"
+    assert (run.returncode, run.stdout, run.stderr) == (0, line, "")
+    assert plot.Path("figure.png").exists()
     run = start(plot.__file__, "runs", cwd=tmp_path)
     sentence = "no screen to show the figure on: use --out FILE or --table"
     assert (run.returncode, run.stdout) == (2, "")
