@@ -35,7 +35,7 @@ from common.launch import launch
 from common.logger import EpochLogger
 from common.mpi import num_procs, proc_id
 from common.run import Run
-from common.torch_utils import State, mpi_avg_grads, save_model, sync_params
+from common.torch_utils import Adam, State, mpi_avg_grads, save_model, sync_params
 
 
 @dataclass
@@ -161,8 +161,9 @@ def train(args, run):
     sync_params(model)
     targets = copy.deepcopy(model)
     pi_targ, q1_targ = targets.values()
-    pi_optimizer = torch.optim.Adam(pi.parameters(), lr=args.pi_lr, fused=True)
-    q_optimizer = torch.optim.Adam(q.parameters(), lr=args.q_lr, fused=True)
+    pi_optimizer = Adam(pi.parameters(), lr=args.pi_lr)
+    q_optimizer = Adam(q.parameters(), lr=args.q_lr)
+    params, target_params = list(model.parameters()), list(targets.parameters())
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
     # Update
@@ -189,7 +190,7 @@ def train(args, run):
         logger.store(LossPi=loss_pi)
 
         with torch.no_grad():
-            for x_targ, x in zip(targets.parameters(), model.parameters()):
+            for x_targ, x in zip(target_params, params):
                 x_targ.lerp_(x, 1 - args.polyak)  # targ = polyak * targ + (1 - polyak) * net
 
     # Act in NumPy, on arrays that share the memory of the policy's parameters

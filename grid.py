@@ -83,7 +83,7 @@ for env_id in env_ids:
 
 
 @dataclass
-class Options:
+class Args:
     script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")]
     """name or path of a script, such as ppo_torch"""
     flags: Annotated[
@@ -480,8 +480,8 @@ def import_script(path):
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, "Args"):
-        raise SidespinError(f"{path.name} does not train: it has no Args")
+    if not hasattr(getattr(module, "Args", None), "steps_per_epoch"):
+        raise SidespinError(f"{path.name} is not a script that trains")
     return module
 
 
@@ -549,20 +549,20 @@ def own_options_first(words):
     return [*own, "--", *others]
 
 
-def main(options):
-    grid = ExperimentGrid(options.exp_name)
-    add_flags(grid, options.flags)
+def main(args):
+    grid = ExperimentGrid(args.exp_name)
+    add_flags(grid, args.flags)
     names = "script num_cpu data_dir datestamp workers dry_run".split()
     try:
-        runs = grid.run(**{name: getattr(options, name) for name in names})
+        runs = grid.run(**{name: getattr(args, name) for name in names})
     except Interrupted as error:
         error.resume = "repeat the command"
         raise
     undone = any(run.state not in ("done", "finished before") for run in runs)
-    if proc_id() == 0 and undone and not options.dry_run:
+    if proc_id() == 0 and undone and not args.dry_run:
         raise SystemExit(1)
 
 
 if __name__ == "__main__":
     sys.argv[1:] = own_options_first(sys.argv[1:])
-    launch(main, Options)
+    launch(main, Args)

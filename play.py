@@ -106,7 +106,7 @@ class TrainedRun:
     def make_env(self, env_id=None, max_ep_len=None, **kwargs):
         """Make the environment of training, or another one, as the script does."""
         make_env = getattr(self.script, "make_env", common.env.make_env)
-        wrappers = re.findall(r"\b([A-Z]\w*)\((?:test_|make_)?env\b", self.path.read_text())
+        wrappers = re.findall(r"\b([A-Z]\w*)\([\w.]*env(?=[,()])", self.path.read_text())
         if make_env is not common.env.make_env:  # it is the script's, and adds the wrappers
             wrappers = [name for name in wrappers if "Normalize" in name]
         if wrappers:
@@ -161,7 +161,7 @@ def misfit(act, params, env):
         return sizes if n != o.size else f"{type(error).__name__}: {error}"
     discrete = isinstance(space, Discrete)
     n, size = (len(params[-1]), space.n) if discrete else (np.size(a), space.shape[0])
-    return f"it has {n} actions, the environment has {size}" if n != size else None
+    return f"it has {n} action(s), the environment has {size}" if n != size else None
 
 
 def import_script(path):

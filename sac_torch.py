@@ -42,7 +42,7 @@ from common.launch import launch
 from common.logger import EpochLogger
 from common.mpi import num_procs, proc_id
 from common.run import Run
-from common.torch_utils import State, mpi_avg_grads, save_model, sync_params
+from common.torch_utils import Adam, State, mpi_avg_grads, save_model, sync_params
 
 
 @dataclass
@@ -186,9 +186,10 @@ def train(args, run):
     targets = copy.deepcopy(q)
     q1_targ, q2_targ = targets.values()
     log_alpha = nn.ParameterList([torch.tensor(float(args.alpha)).log()])
-    pi_optimizer = torch.optim.Adam(pi.parameters(), lr=args.lr, fused=True)
-    q_optimizer = torch.optim.Adam(q.parameters(), lr=args.lr, fused=True)
-    alpha_optimizer = torch.optim.Adam(log_alpha, lr=args.lr, fused=True)
+    pi_optimizer = Adam(pi.parameters(), lr=args.lr)
+    q_optimizer = Adam(q.parameters(), lr=args.lr)
+    alpha_optimizer = Adam(log_alpha, lr=args.lr)
+    params, target_params = list(q.parameters()), list(targets.parameters())
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
     # Update
@@ -231,7 +232,7 @@ def train(args, run):
             alpha_optimizer.step()
 
         with torch.no_grad():
-            for x_targ, x in zip(targets.parameters(), q.parameters()):
+            for x_targ, x in zip(target_params, params):
                 x_targ.lerp_(x, 1 - args.polyak)  # targ = polyak * targ + (1 - polyak) * net
 
     # Act in NumPy, on arrays that share the memory of the policy's parameters

@@ -39,7 +39,7 @@ from common.launch import launch
 from common.logger import EpochLogger
 from common.mpi import mpi_avg, mpi_statistics_scalar, num_procs, proc_id
 from common.run import Run
-from common.torch_utils import State, Tanh, mpi_avg_grads, save_model, sync_params
+from common.torch_utils import Adam, State, Tanh, mpi_avg_grads, save_model, sync_params
 
 
 @dataclass
@@ -258,7 +258,7 @@ def train(args, run):
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
     model = nn.ModuleDict({"pi": pi, "v": v})
     sync_params(model)
-    v_optimizer = torch.optim.Adam(v.parameters(), lr=args.vf_lr, fused=True)
+    v_optimizer = Adam(v.parameters(), lr=args.vf_lr)
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam)
 
     # Losses

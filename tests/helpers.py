@@ -164,3 +164,28 @@ def relative_distance(x, y):
     """Return |x - y| / |y| of two arrays or lists of arrays."""
     x, y = (np.concatenate([np.ravel(part) for part in z]).astype(np.float64) for z in (x, y))
     return np.linalg.norm(x - y) / np.linalg.norm(y)
+
+
+def brief(script, **settings):
+    """Return the settings of a run that takes a moment, with updates in each of its two epochs."""
+    run = dict(env_id="Pendulum-v1", seed=7, epochs=2, steps_per_epoch=100, max_ep_len=50)
+    run |= dict(hidden_sizes=(8,))
+    if script in OFF_POLICY_SCRIPTS:
+        run |= dict(start_steps=40, update_after=60, update_every=20, batch_size=16)
+        run |= dict(replay_size=150, num_test_episodes=2)
+    else:
+        run |= dict(train_v_iters=2)
+    return {**run, **settings}
+
+
+@functools.cache
+def trained(script):
+    """Return the folder of a run of brief() settings, made once for all tests that only read it."""
+    return train(script, scratch(), **brief(script))
+
+
+@functools.cache
+def scratch():
+    """Return a folder that is deleted when Python ends."""
+    scratch.owner = tempfile.TemporaryDirectory(prefix="sidespin")
+    return Path(scratch.owner.name)

@@ -1,20 +1,17 @@
 """Train with a script and keep what it saw and logged; read its checkpoints.
 
-Started on its own, under mpirun, it runs several scripts one after the other in one process:
+    python record.py ppo_tf1 OUT '{"epochs": 1, ...}'
 
-    mpirun -np 2 python tests/record.py JOBS.json OUT
-
-JOBS.json maps names to {"script": ..., settings}. OUT/<name> is the run's data_dir, and
-OUT/<name>.<rank>.npz holds the batch of that rank's first update.
+does so in a process of its own, or under mpirun on several ranks. OUT.<rank>.npz holds the result.
 """
 
-import contextlib
 import copy
 import functools
 import importlib
-import io
 import json
+import os
 import re
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -27,25 +24,29 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from common.checkpoint import unpack
 from common.mpi import comm, proc_id
+from helpers import MPIRUN, ROOT, scratch, warm_server
 
+# The optimizers of each script, in order
 ADAMS = {"vpg": "pi v", "ppo": "pi v", "trpo": "v", "ddpg": "pi q", "td3": "pi q"}
-ADAMS["sac"] = "pi q alpha"  # a script's optimizers, in order
+ADAMS["sac"] = "pi q alpha"
 
 
-def record(script, data_dir, join=(), module=None, plain=False, **settings):
+def record(script, data_dir, module=None, plain=False, join=(), **settings):
     """Train and return what was seen on the way.
 
-    batches  what the buffer gave for each update; with join, the first is replaced by these files'
+    batches  what the buffer gave for each update
     rngs     off-policy: copies of the generator right after that, to draw the same noise again
-    stored   what went to the logger, one dictionary per call
+    calls    what went to the logger, one dictionary per call
+    logged   the same numbers by name, in order
     buffer   the buffer
     folder   the run's folder
 
-    With plain=True a TF1 script builds the graph that it has on several ranks, without XLA.
+    With plain=True a TF1 script builds the graph that it has on several ranks, without XLA. With
+    join, the first batch is replaced by what these files of other runs hold.
     """
     module = module or importlib.import_module(script)
-    kept = SimpleNamespace(script=script, batches=[], rngs=[], stored=[])
-    kept.args = module.Args(data_dir=str(data_dir), **settings)
+    args = module.Args(data_dir=str(data_dir), **settings)
+    kept = SimpleNamespace(args=args, batches=[], rngs=[], calls=[], logged={})
     on_policy = hasattr(module, "GAEBuffer")
     owner, name = (module.GAEBuffer, "get") if on_policy else (module.ReplayBuffer, "sample_batch")
     sample, store = getattr(owner, name), module.EpochLogger.store
@@ -53,7 +54,8 @@ def record(script, data_dir, join=(), module=None, plain=False, **settings):
     def sample_and_keep(self, *args):
         batch = sample(self, *args)
         if join and not kept.batches:
-            batch = [np.concatenate(parts) for parts in zip(*map(load_batch, join))]
+            parts = [load(file).batches[0] for file in join]
+            batch = [np.concatenate(arrays) for arrays in zip(*parts)]
         kept.batches.append([np.array(x) for x in batch])
         if not on_policy:
             kept.rngs.append(copy.deepcopy(args[-1]))
@@ -62,14 +64,16 @@ def record(script, data_dir, join=(), module=None, plain=False, **settings):
 
     def store_and_keep(self, **numbers):
         store(self, **numbers)
-        kept.stored.append({key: self.stored[key][-1].astype(float) for key in numbers})
+        kept.calls.append({key: self.stored[key][-1].astype(float) for key in numbers})
+        for key, x in kept.calls[-1].items():
+            kept.logged[key] = np.append(kept.logged.get(key, []), x)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, sample_and_keep)
         patch.setattr(module.EpochLogger, "store", store_and_keep)
         if plain:
             patch.setattr("common.tf1_utils.num_procs", lambda: 2)
-        kept.folder = module.main(kept.args)
+        kept.folder = module.main(args)
     return kept
 
 
@@ -79,21 +83,38 @@ def recorded(script, plain=False, **settings):
     return record(script, tempfile.mkdtemp(dir=scratch()), plain=plain, **settings)
 
 
-@functools.cache
-def scratch():
-    folder = tempfile.TemporaryDirectory(prefix="sidespin")
-    scratch.owner = folder  # deleted when Python ends
-    return folder.name
+def record_apart(script, ranks=1, **settings):
+    """Do the same on several ranks, or with XLA as users have it; return one result per rank."""
+    out = Path(tempfile.mkdtemp(dir=scratch()))
+    launcher = [MPIRUN, "-np", str(ranks)] if ranks > 1 else []
+    server = warm_server(script.split("_")[1])[0]  # which has imported the framework
+    words = [*launcher, sys.executable, "-IS", ROOT / "tests" / "warm.py", server]
+    words += [ROOT / "tests" / "record.py", script, out, json.dumps(settings)]
+    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [load(f"{out}.{rank}.npz") for rank in range(ranks)]
 
 
-def logged(kept, key):
-    """Return all numbers that a run logged under a name, in order."""
-    return np.concatenate([numbers[key] for numbers in kept.stored if key in numbers])
+def save(kept, file):
+    arrays = {f"{i} {j}": x for i, batch in enumerate(kept.batches) for j, x in enumerate(batch)}
+    np.savez(file, **arrays, **kept.logged, folder=str(kept.folder))
 
 
-def load_batch(file):
+def load(file):
+    """Read back batches, logged, and folder."""
     with np.load(file) as arrays:
-        return [arrays[f"batch{i}"] for i in range(len(arrays))]
+        kept = SimpleNamespace(file=str(file), batches=[], logged={})
+        for key, x in arrays.items():
+            if key == "folder":
+                kept.folder = Path(x.item())
+            elif " " not in key:
+                kept.logged[key] = x
+            elif key.endswith(" 0"):
+                kept.batches.append([x])
+            else:
+                kept.batches[-1].append(x)
+    return kept
 
 
 def checkpoint(folder, epoch, rank=0):
@@ -107,24 +128,23 @@ def checkpoint(folder, epoch, rank=0):
         state = unpack(dict(arrays))["state"]
     script = json.loads((Path(folder) / "config.json").read_text())["script"]
     names = ADAMS[script.split("_")[0]].split()
-    if isinstance(state, dict):  # TF1: variables by name, those of Adam without one
-        adam = []
+    if isinstance(state, dict):  # TF1: variables by name; those of Adam have none of their own
+        nets, adam = by_network(state), []
         for x in (x for name, x in state.items() if name.startswith("Variable")):
             if x.dtype == np.int64:
                 adam.append((x, []))
             else:
                 adam[-1][1].append(x)
         adam = [(t, xs[: len(xs) // 2], xs[len(xs) // 2 :]) for t, xs in adam]
-        nets = by_network(state)
     else:  # torch: state_dicts
         modules = [part for part in state if "param_groups" not in part]
         prefixes = "", "targ.", "log_alpha."
         nets = by_network({p + k: x for p, part in zip(prefixes, modules) for k, x in part.items()})
         adam = []
         for part in state[len(modules) :]:
-            steps = list(part["state"].values())
-            t = steps[0]["step"] if steps else 0
-            adam.append((t, *([s[key] for s in steps] for key in ("exp_avg", "exp_avg_sq"))))
+            states = list(part["state"].values())  # of each parameter; none before the first step
+            t = states[0]["step"] if states else 0
+            adam.append((t, *([x[key] for x in states] for key in ("exp_avg", "exp_avg_sq"))))
     adam = {
         name: SimpleNamespace(t=int(t), m=flat(m), v=flat(v))
         for name, (t, m, v) in zip(names, adam, strict=True)
@@ -161,17 +181,10 @@ def flat(xs):
     return np.concatenate([np.empty(0), *(np.ravel(x) for x in xs)])
 
 
-def main(jobs, out):
-    for name, settings in json.loads(Path(jobs).read_text()).items():
-        with contextlib.redirect_stdout(io.StringIO()):
-            kept = record(data_dir=Path(out) / name, **settings)
-        arrays = {f"batch{i}": x for i, x in enumerate(kept.batches[0])}
-        np.savez(Path(out) / f"{name}.{proc_id()}.npz", **arrays)
-
-
 if __name__ == "__main__":
+    script, out, settings = sys.argv[1:]
     try:
-        main(*sys.argv[1:])
+        save(record(script, out, **json.loads(settings)), f"{out}.{proc_id()}.npz")
     except BaseException:
         traceback.print_exc()
         comm().Abort(1)  # the other ranks would wait for this one

@@ -5,10 +5,11 @@ import importlib
 import numpy as np
 import pytest
 import scipy.stats
-from gymnasium.spaces import Discrete
-from helpers import ON_POLICY, ON_POLICY_SCRIPTS, TF1
+from gymnasium.spaces import Box, Discrete
+from helpers import OFF_POLICY, ON_POLICY, ON_POLICY_SCRIPTS, TF1
 
 GAMMA, LAM = 0.9, 0.7
+UNIT_BOX = Box(-1, 1, (1,), np.float32)
 
 
 @pytest.fixture(params=ON_POLICY_SCRIPTS)
@@ -20,7 +21,7 @@ def evaluate(module, function, *arrays):
     """Call function on the arrays as the script's framework would; return NumPy arrays."""
     if module.__name__ in TF1:
         tf = module.tf
-        with tf.Session() as sess:
+        with tf.Graph().as_default(), tf.Session() as sess:
             out = function(*(tf.constant(x) for x in arrays))
             sess.run(tf.global_variables_initializer())
             return sess.run(out)
@@ -85,13 +86,14 @@ def test_gae_and_returns_by_definition(module):
         assert np.abs(adv - expected_adv).max() > 0.1
 
 
-@pytest.mark.parametrize("algo", ON_POLICY)
-def test_tanh_and_its_derivatives(algo):
+def test_tanh_and_its_derivatives():
     import torch
+
+    from common.torch_utils import Tanh
 
     x = torch.tensor([-1e30, -100.0, -3.0, -0.5, -1e-4, 0.0, 1e-4, 0.5, 3.0, 100.0, 1e30])
     x.requires_grad_()
-    y = importlib.import_module(f"{algo}_torch").Tanh()(x)
+    y = Tanh()(x)
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     tanh = np.tanh(x.detach().double().numpy())
@@ -193,29 +195,22 @@ def test_hessian_vector_product_against_the_explicit_hessian(script):
     o = rng.standard_normal((7, 3)).astype(np.float32)
     x = rng.standard_normal(2 + 6 + 2).astype(np.float32)
     shapes = [(2,), (2, 3), (2,)]
-    if script == "trpo_torch":
-        import torch
 
+    def policy_and_product(o, x):
         pi = module.GaussianPolicy(3, 2, (), np.random.default_rng(0))
-        params = list(pi.parameters())
-        dist_old = [d.detach().clone() for d in pi.dist(torch.as_tensor(o))]
-        kl = pi.kl(dist_old, pi.dist(torch.as_tensor(o))).mean()
-        grad = module.flat_grad(kl, params, create_graph=True)
-        hvp = module.flat_grad(grad @ torch.as_tensor(x), params).numpy()
-        flat = np.concatenate([p.detach().numpy().ravel() for p in params]).astype(float)
-    else:
-        tf = module.tf
-        tf.reset_default_graph()
-        pi = module.GaussianPolicy(3, 2, (), np.random.default_rng(0))
-        with tf.Session() as sess:
-            sess.run(tf.global_variables_initializer())
-            dist_old = sess.run(pi.dist(tf.constant(o)))
-            kl = tf.reduce_mean(pi.kl(dist_old, pi.dist(tf.constant(o))))
-            x_ph, product = module.hessian_vector_product(kl, pi.params)
-            hvp = sess.run(product, {x_ph: x})
-            flat = np.concatenate([p.ravel() for p in sess.run(pi.params)]).astype(float)
+        if script == "trpo_torch":
+            params = list(pi.parameters())
+            dist_old = [d.detach().clone() for d in pi.dist(o)]
+            grad = module.flat_grad(pi.kl(dist_old, pi.dist(o)).mean(), params, create_graph=True)
+            return (*params, module.flat_grad(grad @ x, params))
+        tf, dist_old = module.tf, [module.tf.stop_gradient(d) for d in pi.dist(o)]
+        grad = module.flat_grad(tf.reduce_mean(pi.kl(dist_old, pi.dist(o))), pi.params)
+        return (*pi.params, module.flat_grad(module.dot(grad, x), pi.params))
+
+    *params, product = evaluate(module, policy_and_product, o, x)
+    flat = np.concatenate([p.ravel() for p in params]).astype(float)
     hessian = explicit_hessian(lambda new: numpy_policy_kl(new, flat, o, shapes), flat)
-    np.testing.assert_allclose(hvp, hessian @ x, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(product, hessian @ x, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("script", ["trpo_torch", "trpo_tf1"])
@@ -224,9 +219,20 @@ def test_conjugate_gradient_solves(script):
     rng = np.random.default_rng(5)
     m = rng.standard_normal((10, 10))
     h, b = m @ m.T + 0.1 * np.eye(10), rng.standard_normal(10)
-    x = module.conjugate_gradient(lambda p: h @ p, b, 30)
-    np.testing.assert_allclose(x, np.linalg.solve(h, b), rtol=1e-4)
-    assert np.all(module.conjugate_gradient(lambda p: h @ p, np.zeros(10), 10) == 0)
+
+    def solve(b):
+        if script == "trpo_torch":
+            return module.conjugate_gradient(lambda p: h @ p, b, 30)
+        tf = module.tf
+
+        @module.compiled
+        def solve_in_a_graph(b):
+            return module.conjugate_gradient(lambda p: tf.linalg.matvec(h, p), b, 30)
+
+        return evaluate(module, solve_in_a_graph, b)
+
+    np.testing.assert_allclose(solve(b), np.linalg.solve(h, b), rtol=1e-4)
+    assert np.all(solve(np.zeros(10)) == 0)
 
 
 @pytest.mark.parametrize("algo", ON_POLICY)
@@ -234,38 +240,116 @@ def test_sampled_actions_follow_the_policy(algo):
     module = importlib.import_module(f"{algo}_torch")
     rng = np.random.default_rng(6)
     o, zeros = np.zeros(1, np.float32), np.zeros((3, 1), np.float32)
-    logits = np.array([0.0, 1.0, 2.0], np.float32)
-    counts = np.bincount([module.act([zeros, logits], o, rng) for _ in range(20000)])
+    act, logits = module.CategoricalPolicy.act, np.array([0.0, 1.0, 2.0], np.float32)
+    counts = np.bincount([act([zeros, logits], o, rng) for _ in range(20000)])
     p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum()
     assert scipy.stats.chisquare(counts, 20000 * p).pvalue > 1e-3
-    assert module.act([zeros, logits], o) == 2
+    assert act([zeros, logits], o) == 2
 
     mu, log_std = np.array([1.0, -2.0], np.float32), np.array([0.5, -1.0], np.float32)
-    params = [log_std, zeros[:2], mu]
-    a = np.array([module.act(params, o, rng) for _ in range(20000)])
+    act, params = module.GaussianPolicy.act, [log_std, zeros[:2], mu]
+    a = np.array([act(params, o, rng) for _ in range(20000)])
     z = (a - mu) / np.exp(log_std)
     assert scipy.stats.kstest(z.ravel(), "norm").pvalue > 1e-3
     assert a.dtype == np.float32
-    np.testing.assert_array_equal(module.act(params, o), mu)
+    np.testing.assert_array_equal(act(params, o), mu)
+
+
+@pytest.mark.parametrize("algo", OFF_POLICY)
+def test_exploration_noise_is_in_half_ranges(algo):
+    act = importlib.import_module(f"{algo}_torch").Policy.act
+    rng = np.random.default_rng(0)
+    center, half_range = np.array([1.0, 0.625]), np.array([2.0, 0.125])
+    n = 2 if algo != "sac" else 4  # SAC: mean and log of the standard deviation
+    bias = np.zeros(n, np.float32)
+    bias[2:] = np.log(0.1)
+    params = [center, half_range, np.zeros((n, 3), np.float32), bias]
+    o = np.ones(3, np.float32)
+    noise = {} if algo == "sac" else {"act_noise": 0.1}
+    a = np.array([act(params, o, rng, **noise) for _ in range(4000)])
+    np.testing.assert_allclose(act(params, o), center)
+    np.testing.assert_allclose(a.std(0), 0.1 * half_range, rtol=0.05)
+
+
+def squash(module, mu, log_std, noise):
+    """Return SAC's actions and log-probabilities for a mean and std, and logp's gradient in both.
+
+    The policy has one action, between -1 and 1, and no hidden layers.
+    """
+    o, rng = np.zeros((len(noise), 1), np.float32), np.random.default_rng(0)
+    if module.__name__ == "sac_torch":
+        import torch
+
+        pi = module.Policy(1, UNIT_BOX, (), rng)
+        pi.net[-1].bias.data = torch.tensor([mu, log_std], dtype=torch.float32)
+        a, logp = pi(torch.as_tensor(o), torch.as_tensor(noise))
+        grads = torch.autograd.grad(logp.sum(), list(pi.parameters()))
+        return a.detach().numpy(), logp.detach().numpy(), [g.numpy() for g in grads]
+    tf = module.tf
+    with tf.Graph().as_default(), tf.Session() as sess:
+        pi = module.Policy("pi", 1, UNIT_BOX, (), rng)
+        a, logp = pi(o, noise)
+        grads = tf.gradients(logp, pi.net.params)
+        sess.run(tf.global_variables_initializer())
+        sess.run(pi.net.params[-1].assign([mu, log_std]))
+        return sess.run((a, logp, grads))
+
+
+@pytest.mark.parametrize("script", ["sac_torch", "sac_tf1"])
+def test_tanh_gaussian_density(script):
+    module = importlib.import_module(script)
+    mu, std = 0.4, 0.8
+    noise = np.linspace(-9, 9, 40001, dtype=np.float32)[:, None]
+    a, logp, _ = squash(module, mu, np.log(std), noise)
+    y = a[:, 0]  # bounds of one: the action is in units of its half-range
+    density = np.exp(logp)
+    np.testing.assert_allclose(np.trapezoid(density, y), 1, atol=1e-3)
+    # Change of variables: P(action < y) = Phi((atanh(y) - mu) / std), differentiated numerically
+    grid = np.linspace(-0.99, 0.99, 199)
+    h = 1e-5
+    cdf = scipy.stats.norm(mu, std).cdf
+    expected = (cdf(np.arctanh(grid + h)) - cdf(np.arctanh(grid - h))) / (2 * h)
+    np.testing.assert_allclose(np.interp(grid, y, density), expected, rtol=1e-2, atol=1e-4)
+    assert logp.shape == (40001,)
+
+
+@pytest.mark.parametrize("script", ["sac_torch", "sac_tf1"])
+@pytest.mark.parametrize("mu", [-20.0, 20.0])
+def test_density_and_its_gradient_are_finite_far_out(script, mu):
+    module = importlib.import_module(script)
+    a, logp, grads = squash(module, mu, -1.0, np.zeros((2, 1), np.float32))
+    np.testing.assert_allclose(np.abs(a), 1)
+    # log N(0) - log(1 - tanh(20)^2), and 1 - tanh(u)^2 is 4 exp(-2|u|) out there
+    expected = 1.0 - 0.5 * np.log(2 * np.pi) - (np.log(4) - 40)  # log_std is minus one
+    np.testing.assert_allclose(logp, expected, rtol=1e-5)
+    assert all(np.isfinite(g).all() for g in grads)
+    assert abs(grads[-1][0] - 2 * 2 * np.sign(mu)) < 1e-3  # 2 sign(mu) for each of two actions
 
 
 def test_adam_is_torchs_adam():
     import tensorflow.compat.v1 as tf
     import torch
 
-    from common.tf1_utils import MpiAdamOptimizer
+    from common.tf1_utils import MpiAdamOptimizer, compiled
 
     start = np.linspace(-2, 3, 6).astype(np.float32).reshape(2, 3)
     p = torch.nn.Parameter(torch.as_tensor(start.copy()))
     optimizer = torch.optim.Adam([p], 0.01, fused=True)
-    tf.reset_default_graph()
-    q = tf.get_variable("q", initializer=start)
-    step = MpiAdamOptimizer(0.01).minimize(tf.reduce_sum(tf.sin(q) + 1e-9 * q), [q])
-    with tf.Session() as sess:
+    for _ in range(200):
+        optimizer.zero_grad()
+        (torch.sin(p) + 1e-9 * p).sum().backward()
+        optimizer.step()
+
+    with tf.Graph().as_default(), tf.Session() as sess:
+        q = tf.get_variable("q", initializer=start)
+        optimizer = MpiAdamOptimizer([q], 0.01)
+
+        @compiled
+        def minimize():
+            for _ in tf.range(200):
+                optimizer.minimize(tf.reduce_sum(tf.sin(q) + 1e-9 * q))
+            return tf.identity(q)
+
+        found = minimize()
         sess.run(tf.global_variables_initializer())
-        for _ in range(200):
-            optimizer.zero_grad()
-            (torch.sin(p) + 1e-9 * p).sum().backward()
-            optimizer.step()
-            sess.run(step)
-        np.testing.assert_allclose(sess.run(q), p.detach().numpy(), rtol=1e-5)
+        np.testing.assert_allclose(sess.run(found), p.detach().numpy(), rtol=1e-5)

@@ -1,63 +1,108 @@
 """play.py against each script's own evaluation, and what it says when it cannot play."""
 
 import ctypes.util
+import functools
 import importlib
 import json
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers import OFF_POLICY_SCRIPTS, SCRIPTS, progress, refusal, start, train
+from gymnasium.spaces import Discrete
+from gymnasium.wrappers import ClipAction, NormalizeReward
+from helpers import OFF_POLICY_SCRIPTS, ROOT, SCRIPTS, progress, refusal, start, train
 
 import play
+from common.env import Replayable
+from common.errors import SidespinError
 
-TINY = dict(env_id="Pendulum-v1", epochs=2, steps_per_epoch=200, hidden_sizes=(8,), max_ep_len=60)
-TINY_OFF_POLICY = dict(start_steps=100, update_after=100, num_test_episodes=3)
+TINY = dict(env_id="Pendulum-v1", epochs=3, steps_per_epoch=120, hidden_sizes=(8,), max_ep_len=40)
+TINY_ON_POLICY = dict(train_v_iters=1)
+TINY_OFF_POLICY = dict(start_steps=60, update_after=60, num_test_episodes=3, replay_size=500)
+
+
+@pytest.fixture(autouse=True)
+def each_test_is_warned():
+    play.warn_once.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a function that trains a script, once, and returns the run's folder."""
+
+    @functools.cache
+    def trained(script, **settings):
+        tiny = TINY_OFF_POLICY if script in OFF_POLICY_SCRIPTS else TINY_ON_POLICY
+        settings = {**TINY, **tiny, "keep_models": True, **settings}
+        return train(script, tmp_path_factory.mktemp(script), **settings)
+
+    return trained
+
+
+def copy_of(folder, place, **config):
+    """Copy a run and change its config.json."""
+    shutil.copytree(folder, place)
+    config = {**json.loads((folder / "config.json").read_text()), **config}
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def returns(folder, **kwargs):
+    """Play one run and return the returns."""
+    kwargs = {"episodes": 2, **kwargs}
+    return list(play.main(play.Args(str(folder), **kwargs))[folder][0])
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_returns_are_those_of_the_script(script, tmp_path, capsys):
-    off_policy = script in OFF_POLICY_SCRIPTS
-    folder = train(script, tmp_path, **TINY, **(TINY_OFF_POLICY if off_policy else {}))
+def test_returns_are_those_of_the_script(script, trained, monkeypatch, capsys):
+    seeds = []
+    monkeypatch.setattr(
+        Replayable,
+        "reset",
+        lambda self, seed=None, reset=Replayable.reset, **kwargs: (
+            seeds.append(seed) or reset(self, seed=seed, **kwargs)
+        ),
+    )
+    folder = trained(script)
+    if script in OFF_POLICY_SCRIPTS:
+        tests = [seed for seed in seeds if seed is not None][-3:]
+        own = [returns(folder, seed=seed, episodes=1)[0] for seed in tests]
+        last = progress(folder).iloc[-1]
+        assert np.mean(own) == last["AverageTestEpRet"]
+        assert (min(own), max(own)) == (last["MinTestEpRet"], last["MaxTestEpRet"])
     capsys.readouterr()
     played = play.main(play.Args(str(folder), episodes=3))
-    returns, lengths = played[folder]
-    assert list(lengths) == [60, 60, 60]
-    if off_policy:
-        last = progress(folder).iloc[-1]
-        assert returns.mean() == last["AverageTestEpRet"]
-        assert (returns.min(), returns.max()) == (last["MinTestEpRet"], last["MaxTestEpRet"])
+    values, lengths = played[folder]
+    assert list(lengths) == [40, 40, 40]
+    assert seeds[-3:] == [1_000_000, 1_000_001, 1_000_002]
+    assert not {1_000_000, 1_000_001, 1_000_002} & set(seeds[:-3]), "none of them in training"
     policy = play.load_policy(folder)
-    env = gym.make("Pendulum-v1", max_episode_steps=60)
-    for seed, expected in enumerate(returns):
-        o, total, over = env.reset(seed=seed)[0], 0.0, False
+    env = gym.make("Pendulum-v1", max_episode_steps=40)
+    for i, expected in enumerate(values):
+        o, total, over = env.reset(seed=1_000_000 + i)[0], 0.0, False
         while not over:
             a = policy(o)
             assert env.action_space.contains(a)
             o, r, _, over, _ = env.step(a)
             total += r
         assert total == expected
-    table = capsys.readouterr().out.splitlines()
-    row = [3, returns.mean(), returns.std(), returns.min(), returns.max(), 60]
-    np.testing.assert_allclose([float(x) for x in table[1].split()[1:]], row, atol=0.006)
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == "environment run episodes return std min max length".split()
+    assert row.split()[:3] == ["Pendulum-v1", folder.name, "3"]
+    numbers = [values.mean(), values.std(), values.min(), values.max(), 40]
+    np.testing.assert_allclose([float(x) for x in row.split()[3:]], numbers, atol=0.006)
 
 
 @pytest.mark.parametrize("script", ["ppo_torch", "td3_torch", "sac_tf1"])
-def test_a_drawn_policy_and_earlier_epochs(script, tmp_path, capsys):
-    own = TINY_OFF_POLICY if script in OFF_POLICY_SCRIPTS else dict(train_v_iters=1)
-    folder = train(script, tmp_path, keep_models=True, **{**TINY, "epochs": 3}, **own)
-    first = train(script, tmp_path / "first", **{**TINY, "epochs": 2}, **own)
-
-    def returns(folder, **kwargs):
-        return list(play.main(play.Args(str(folder), episodes=2, **kwargs))[folder][0])
-
+def test_a_drawn_policy_and_earlier_epochs(script, trained):
+    folder = trained(script)
     assert returns(folder, itr=2) == returns(folder)
+    first = trained(script, epochs=2)
     assert returns(folder, itr=1) == returns(first) != returns(folder)
-    with pytest.raises(SystemExit):
-        returns(folder, itr=7)
-    assert "of its epochs it kept 0, 1, 2\n" in capsys.readouterr().err
     drawn = returns(folder, stochastic=True)
     assert drawn != returns(folder)
     assert drawn == returns(folder, stochastic=True)
@@ -66,113 +111,221 @@ def test_a_drawn_policy_and_earlier_epochs(script, tmp_path, capsys):
     module = importlib.import_module(script)
     rng, o = np.random.default_rng(5), np.ones(3, np.float32)
     noise = [0.1] if script == "td3_torch" else []
-    params = play.load_params(folder, script, None)
-    expected = module.act(params, o, rng, *noise).clip(-2, 2)
+    policy = module.GaussianPolicy if script == "ppo_torch" else module.Policy
+    params = play.TrainedRun(folder).load_params()
+    expected = policy.act(params, o, rng, *noise).clip(-2, 2)
     np.testing.assert_array_equal(play.load_policy(folder, stochastic=True, seed=5)(o), expected)
 
 
-def test_discrete_actions_and_several_seeds(tmp_path, capsys):
-    settings = dict(env_id="CartPole-v1", epochs=1, steps_per_epoch=300)
-    folders = [train("vpg_torch", tmp_path, seed=seed, **settings) for seed in range(2)]
+def test_the_table_is_by_environment_and_experiment(trained, tmp_path, capsys):
+    """A run that cannot be played is left out, and the others are not."""
+    cartpole = dict(env_id="CartPole-v1", steps_per_epoch=100)
+    for seed in range(2):
+        source = trained("vpg_torch", seed=seed, **cartpole)
+        shutil.copytree(source, tmp_path / "b" / source.name)
+    source = trained("vpg_torch")
+    shutil.copytree(source, tmp_path / "a" / source.name)
+    other = copy_of(trained("vpg_torch", **cartpole), tmp_path / "c" / "c_s0", exp_name="c")
     capsys.readouterr()
-    played = play.main(play.Args(str(folders[0].parent), episodes=4, verbose=True))
-    assert list(played) == folders
+    played = play.main(play.Args(str(tmp_path), episodes=4, verbose=True))
     shown = capsys.readouterr().out.splitlines()
-    assert sum("episode" in line and "return" in line for line in shown[:8]) == 8
-    returns = np.concatenate([returns for returns, _ in played.values()])
-    assert shown[-1].split()[:5] == ["all", "2", "runs", "8", f"{returns.mean():.2f}"]
-    for folder, sentence in ((folders[0].parent, "holds 2 run(s): name the"), ("x", "no run in x")):
-        with pytest.raises(SystemExit):
-            play.load_policy(folder)
-        assert sentence in capsys.readouterr().err
-    policy = play.load_policy(folders[1])
+    assert sum("episode" in line and "return" in line for line in shown[:16]) == 16
+    names = ["vpg_torch_CartPole-v1_s0", "vpg_torch_CartPole-v1_s1"]
+    both = np.concatenate([played[tmp_path / "b" / name][0] for name in names])
+    rows = [re.split(r"  +", row.strip()) for row in shown[17:]]
+    assert [row[:2] for row in rows] == [
+        ["CartPole-v1", "c_s0"],
+        *(["CartPole-v1", name] for name in names),
+        ["CartPole-v1", "vpg_torch_CartPole-v1, 2 runs"],
+        ["Pendulum-v1", "vpg_torch_Pendulum-v1_s0"],
+    ]
+    assert rows[3][2:4] == ["8", f"{both.mean():.2f}"]
+
+    (other / "model.pt").write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    with pytest.raises(SidespinError, match="2 of 5 runs cannot be played") as error:
+        play.main(play.Args(str(tmp_path), episodes=1))
+    assert error.value.exit_code == 1
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 5
+    assert len(shown.err.splitlines()) == 2
+    assert re.search("cannot play .*c_s0: cannot read .*model.pt as a file of tensors", shown.err)
+    assert re.search("cannot play .*empty: it has no readable config.json", shown.err)
+    with pytest.raises(SidespinError, match=r"video films one environment, the runs have .*, Pend"):
+        play.main(play.Args(str(tmp_path), video="x.mp4"))
+
+
+def test_from_python_mistakes_are_exceptions(trained, tmp_path):
+    folder = trained("vpg_torch", env_id="CartPole-v1", steps_per_epoch=100)
+    with pytest.raises(SidespinError, match=r"holds 1 run\(s\): name the folder of one"):
+        play.load_policy(folder.parent)
+    with pytest.raises(SidespinError, match=r"has no readable config.json"):
+        play.load_policy(tmp_path)
+    with pytest.raises(SidespinError, match=r"has no model_7.pt; it has kept \[0, 1, 2\]"):
+        play.load_policy(folder, itr=7)
+    with pytest.raises(SidespinError, match=r"^episodes must be a whole number"):
+        play.main(play.Args(str(folder), episodes=0))
+    policy = play.load_policy(folder)
+    assert policy.action_space == Discrete(2)
     assert {int(policy(o)) for o in np.eye(4)} <= {0, 1}
 
 
-def test_a_changed_network_plays(tmp_path):
-    for name in ("common", "play.py"):
-        copy = shutil.copytree if name == "common" else shutil.copy
-        copy(play.SCRIPTS / name, tmp_path / name)
-    source = (play.SCRIPTS / "vpg_torch.py").read_text()
-    changed = source.replace(", Tanh()]", ", nn.ReLU()]").replace(
-        "np.tanh(w @ o + b)", "(w @ o + b).clip(0)"
-    )
-    assert changed.count("clip(0)") == 1
-    (tmp_path / "mine_torch.py").write_text(changed)
+def test_a_script_of_ones_own(trained, tmp_path):
+    """It has another network and a name that does not tell the framework."""
+    shutil.copytree(ROOT / "common", tmp_path / "common")
+    shutil.copy(ROOT / "play.py", tmp_path)
+    source = (ROOT / "vpg_torch.py").read_text()
+    changed = source.replace(", Tanh()]", ", nn.ReLU()]").replace("np.tanh(w @", "abs(0.5 * w @")
+    changed = changed.replace("abs(0.5 * w @ x + b)", "(w @ x + b).clip(0)")
+    assert changed.count(".clip(0)") == 1
+    (tmp_path / "my_idea.py").write_text(changed)
     few = "--env-id Pendulum-v1 --epochs 1 --steps-per-epoch 300".split()
-    run = start("mine_torch.py", *few, cwd=tmp_path)
+    run = start("my_idea.py", *few, cwd=tmp_path, warm=True)
     assert run.returncode == 0, run.stderr
-    run = start("play.py", "runs", "--episodes", "1", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
-    assert re.search(r"mine_torch_Pendulum-v1_s0 +1 +-\d+\.\d+", run.stdout)
+    run = start("play.py", "runs", "--episodes", "1", cwd=tmp_path, warm=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    expected = re.search(r"my_idea_Pendulum-v1_s0 +1 +-\d+\.\d+", run.stdout)[0]
+
+    (tmp_path / "my_idea.py").write_text(f"# a comment is no change\n{changed}")
+    run = start("play.py", "runs", "--episodes", "1", cwd=tmp_path, warm=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    (tmp_path / "my_idea.py").write_text(source)
+    run = start("play.py", "runs", "--episodes", "1", cwd=tmp_path, warm=True)
+    assert run.returncode == 0
+    warning = "my_idea.py has changed since training, see script.py in the run"
+    assert run.stderr == f"play.py: warning: {warning}\n"
+    assert expected not in run.stdout, "tanh instead of ReLU"
+
+    (tmp_path / "my_idea.py").unlink()
+    run = start("play.py", "runs", "--episodes", "1", cwd=tmp_path, warm=True)
+    assert run.returncode == 0
+    warning = "my_idea.py is not beside play.py: using script.py, the run's copy"
+    assert run.stderr == f"play.py: warning: {warning}\n"
+    assert expected in run.stdout
+    next(tmp_path.glob("runs/*/*/script.py")).unlink()
+    run = start("play.py", "runs", cwd=tmp_path, warm=True)
+    assert run.returncode == 2
+    assert re.fullmatch("play.py: error: my_idea.py is not beside play.py, nor .*\n", run.stderr)
+
+
+def test_wrappers_of_the_environment(trained, tmp_path, capsys):
+    """Those of a make_env() in the script are used; play.py says what it cannot know."""
+    source = (ROOT / "vpg_torch.py").read_text()
+    folder = copy_of(trained("vpg_torch"), tmp_path / "a" / "run", script="wrapped")
+    own = "def make_env(*args, **kwargs):\n    from gymnasium.wrappers import ClipAction\n"
+    own += "    return ClipAction(common.env.make_env(*args, **kwargs))\n\n\n"
+    changed = source.replace("@dataclass\n", f"import common.env\n\n\n{own}@dataclass\n", 1)
+    (folder / "script.py").write_text(changed)
+    assert isinstance(play.TrainedRun(folder).make_env(), ClipAction)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "using script.py, the run's copy" in line
+    (folder / "script.py").write_text(changed.replace("ClipAction", "NormalizeReward"))
+    assert isinstance(play.TrainedRun(folder).make_env(), NormalizeReward)
+    warning = "wrapped.py wraps its environment in NormalizeReward, which play.py cannot restore"
+    assert warning in capsys.readouterr().err
+
+    line = "    env = make_env(args.env_id, args.max_ep_len)\n"
+    assert line in source
+    wrapped = source.replace(line, f"{line}    env = TimeAwareObservation(env)\n")
+    (folder / "script.py").write_text(wrapped)
+    play.load_policy(folder)
+    assert "wraps its environment in TimeAwareObservation" in capsys.readouterr().err
+    wider = trained("vpg_torch", env_id="envs:DictObs-v0")
+    folder = copy_of(wider, tmp_path / "wider", env_id="Pendulum-v1")
+    with pytest.raises(SidespinError, match="it takes 7 numbers, an observation has 3"):
+        play.load_policy(folder)
 
 
 @pytest.mark.parametrize("name", ["film.gif", "film.mp4"])
-def test_films(name, tmp_path):
+def test_films(name, trained, tmp_path, monkeypatch):
     import imageio.v2 as imageio
 
-    folder = train("vpg_torch", tmp_path, **{**TINY, "epochs": 1})
+    for variable in ("MUJOCO_GL", "SDL_VIDEODRIVER", "PYGAME_HIDE_SUPPORT_PROMPT"):
+        monkeypatch.delenv(variable, raising=False)
     file = tmp_path / "films" / name
-    words = ["play.py", folder, "--episodes", "2", "--max-ep-len", "10", "--video", file]
-    run = start(*words)
-    assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
+    words = ["--episodes", "2", "--max-ep-len", "10", "--seed", "0", "--video", file]
+    run = start("play.py", trained("vpg_torch"), *words, warm=True)
+    assert (run.returncode, run.stderr) == (0, "")
     frames = imageio.mimread(file, memtest=False)
     assert len(frames) == (10 if name == "film.gif" else 20), "gifs get half of 30 frames a second"
     assert frames[0].shape[:2] == (500, 500)
     assert np.ptp(frames[0]) > 0, "something is to be seen"
 
 
-def test_a_film_of_mujoco(tmp_path):
-    folder = train("vpg_torch", tmp_path, **{**TINY, "env_id": "Hopper-v4", "epochs": 1})
-    run = start("play.py", folder, "--episodes", "1", "--video", tmp_path / "hopper.mp4")
-    if ctypes.util.find_library("EGL"):
+@pytest.mark.parametrize("gl", [None, "nonsense"])  # which is as good as a missing library
+def test_a_film_of_mujoco(gl, trained, tmp_path, monkeypatch):
+    folder = trained("vpg_torch", env_id="Hopper-v4")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    if gl:
+        monkeypatch.setenv("MUJOCO_GL", gl)
+    words = ["--episodes", "1", "--max-ep-len", "10", "--video", tmp_path / "hopper.mp4"]
+    run = start("play.py", folder, *words)  # not warm: mujoco reads MUJOCO_GL when imported
+    if ctypes.util.find_library("EGL") and not gl:
         assert run.returncode == 0, run.stderr
         assert (tmp_path / "hopper.mp4").stat().st_size > 5000
     else:
         assert run.returncode == 2
-        assert "apt install libegl1" in run.stderr
+        sentence = r"play.py: error: cannot render Hopper-v4: .*apt install libegl1.*\n"
+        assert re.fullmatch(sentence, run.stderr)
 
 
-def test_without_opengl_it_says_what_to_install(tmp_path, monkeypatch):
-    folder = train("vpg_torch", tmp_path, **{**TINY, "env_id": "Hopper-v4", "epochs": 1})
-    monkeypatch.setenv("MUJOCO_GL", "nonsense")  # as good as a missing library
-    run = start("play.py", folder, "--episodes", "1", "--video", tmp_path / "hopper.mp4")
-    assert run.returncode == 2
-    assert re.fullmatch(
-        r"play.py: error: cannot render Hopper-v4: .*apt install libegl1.*\n", run.stderr
-    )
+@pytest.mark.parametrize(("platform", "gl"), [("linux", "egl"), ("darwin", None)])
+def test_mujoco_gets_egl_on_linux_alone(platform, gl, trained, tmp_path, monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setattr(sys, "platform", platform)
+    film = tmp_path / "film.gif"
+    returns(trained("vpg_torch"), episodes=1, max_ep_len=2, video=str(film))
+    assert film.exists()
+    assert play.os.environ.get("MUJOCO_GL") == gl
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["{tmp}/nowhere"], "there is no run in .*nowhere"),
-        (["{run}", "--itr", "7"], "has no model_7.pt; of its epochs it kept none"),
-        (
-            ["{run}", "--env-id", "CartPole-v1"],
-            "the observation_space of CartPole-v1 is Box of 4, .* Box of 3",
-        ),
+        (["{run}", "--itr", "7"], r"has no model_7.pt; it has kept \[0, 1, 2\]"),
+        (["{run}", "--itr", "-1"], "--itr must be a whole number of at least 0"),
+        (["{run}", "--env-id", "CartPole-v1"], "fit CartPole-v1: it takes 3 numbers, .* has 4"),
+        (["{cartpole}", "--env-id", "Acrobot-v1"], "it takes 4 numbers, an observation has 6"),
+        (["{run}", "--env-id", "envs:Float64Obs-v0"], "it has 1 action.s., the env.* has 2"),
+        (["{discrete}", "--env-id", "TwoActions-v0"], "it has 3 action.s., the environment has 2"),
+        (["{run}", "--env-id", "envs:DiscreteStart-v0"], "does not fit DiscreteStart-v0: "),
         (["{run}", "--env-id", "Hoper-v4"], "cannot make the environment Hoper-v4"),
+        (["{run}", "--env-id", "Hoper-v4", "--video", "x.gif"], "^cannot make the environment"),
         (["{run}", "--video", "x.avi"], "--video x.avi must end in .mp4 or .gif"),
-        (["{run}", "--video", "x.mp4", "--render"], "choose one"),
-        (["{run}", "--episodes", "0"], "--episodes and --max-ep-len must be at least 1"),
-        (["{run}", "--render"], "there is no screen"),
+        (["{run}", "--video", "{tmp}/file/x.gif"], "cannot write .*/file/x.gif: "),
+        (["{run}", "--video", "x.mp4", "--render"], "choose --render, a window, or --video"),
+        (["{run}", "--episodes", "0"], "--episodes must be a whole number from 1"),
+        (["{run}", "--max-ep-len", "0"], "--max-ep-len must be a whole number from 1"),
+        (["{run}", "--seed", "-1"], "--seed must be a whole number of at least 0"),
+        (["{run}", "--rendr"], r"--rendr \(did you mean --render\?\)"),
+        (["{run}", "--render"], "no screen to open a window on: use --video"),
         (["{hostile}"], "cannot read .*model.pt as a file of tensors"),
-        (["{foreign}"], "is a run of os.py, which is not beside play.py"),
-        (["{empty}"], "is not that of a run of these scripts"),
+        (["{foreign}"], "os.py is not beside play.py, nor"),
+        (["{tool}"], "plot.py has no Policy or GaussianPolicy"),
+        (["{empty}"], "is no run of these scripts: it has no script"),
+        (["{damaged}"], "has no readable config.json"),
     ],
 )
-def test_errors_are_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):
-    folder = train("vpg_torch", tmp_path, **{**TINY, "epochs": 1})
-    places = {"run": folder, "tmp": tmp_path}
-    for name in ("hostile", "foreign", "empty"):
-        places[name] = tmp_path / name
-        shutil.copytree(folder, places[name])
+def test_errors_are_one_sentence(words, sentence, trained, tmp_path, monkeypatch, capsys):
+    folder = trained("vpg_torch")
+    cartpole = trained("vpg_torch", env_id="CartPole-v1", steps_per_epoch=100)
+    places = {"run": folder, "tmp": tmp_path, "cartpole": cartpole}
+    scripts = {"hostile": "vpg_torch", "foreign": "os", "tool": "plot"}
+    for name in ("hostile", "foreign", "tool", "empty", "damaged"):
+        places[name] = copy_of(folder, tmp_path / name, script=scripts.get(name))
+        (places[name] / "script.py").unlink()
     (places["hostile"] / "model.pt").write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")
-    config = json.loads((folder / "config.json").read_text())
-    (places["foreign"] / "config.json").write_text(json.dumps({**config, "script": "os"}))
-    (places["empty"] / "config.json").write_text("{}")
+    (places["empty"] / "config.json").write_text('{"a": 1}')
+    (places["damaged"] / "config.json").write_text('{"a": ')
+    (tmp_path / "file").write_text("in the way")
+    if "{discrete}" in words:
+        places["discrete"] = trained("vpg_torch", env_id="envs:DiscreteStart-v0")
+        space = dict(action_space=Discrete(2))
+        gym.register("TwoActions-v0", entry_point="envs:Odd", kwargs=space)
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -180,3 +333,18 @@ def test_errors_are_one_sentence(words, sentence, tmp_path, monkeypatch, capsys)
     words = [word.format(**places) for word in words]
     assert re.search(sentence, refusal("play", words, monkeypatch, capsys))
     assert not (tmp_path / "executed").exists()
+
+
+def test_importing_play_changes_nothing():
+    """Neither the warnings' filters nor the environment variables."""
+    code = "import os, sys, warnings; sys.path.insert(0, '.'); import gymnasium, tyro\n"
+    code += "before = list(warnings.filters), dict(os.environ); import play\n"
+    code += "sys.exit(before != (list(warnings.filters), dict(os.environ)))"
+    assert start("-c", code).returncode == 0
+
+
+def test_model_files_tell_the_framework(trained, tmp_path):
+    folder = trained("ppo_torch")
+    place = copy_of(folder, tmp_path / "run", script="ppo_tf1_or_so")
+    assert Path(play.TrainedRun(place).path).name == "script.py"
+    assert returns(place) == returns(folder)

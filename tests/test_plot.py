@@ -754,7 +754,7 @@ def test_on_a_terminal_an_error_is_one_plain_line(tmp_path):
     write_run("ppo", 0, [1.0, 2.0])
     for argv, sentence in [
         (["runs", "--smoth", "3"], "unrecognized option --smoth (did you mean --smooth?)"),
-        (["runs", "-s"], "-s/--smooth: expected one argument"),
+        (["runs", "-s", "0"], "--smooth must be a whole number of at least 1, got 0"),
         (["rums", "--table"], "no runs in rums, nor in folders whose path starts with it"),
     ]:
         code, shown = on_a_terminal(plot.__file__, *argv, cwd=tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from helpers import OFF_POLICY_SCRIPTS, ON_POLICY_SCRIPTS, ROOT, TF1, relative_distance
-from record import checkpoint, flat, kept_model, logged, record, recorded
+from record import checkpoint, flat, kept_model, record, recorded
 
 LOW, HIGH = np.array([-1, 0.5]), np.array([3, 0.75])  # of the actions of envs:Mixed-v0
 CENTER, HALF_RANGE = (HIGH + LOW) / 2, (HIGH - LOW) / 2
@@ -240,7 +240,7 @@ def check_last_update(script, kept):
     else:
         stats = off_policy_update(algo, args, kept.batches[-1], kept.rngs[-1], nets, adam)
     for key, expected in stats.items():
-        found = logged(kept, key)[-np.size(expected) :]
+        found = kept.logged[key][-np.size(expected) :]
         np.testing.assert_allclose(found, np.ravel(expected), rtol=2e-5, atol=1e-6, err_msg=key)
     for name, expected in adam.items():  # the moments are sums of gradients and of their squares
         found = after.adam[name]
@@ -299,9 +299,8 @@ def test_xla_computes_what_the_plain_graph_computes(script):
     kept = recorded(script, **settings(script))
     epochs = 1 if script in ON_POLICY_SCRIPTS else 12
     plain = recorded(script, plain=True, **{**settings(script), "epochs": epochs})
-    for key in {key for numbers in plain.stored for key in numbers}:
-        x = logged(plain, key)
-        np.testing.assert_allclose(logged(kept, key)[: len(x)], x, rtol=1e-5, atol=1e-6)
+    for key, x in plain.logged.items():
+        np.testing.assert_allclose(kept.logged[key][: len(x)], x, rtol=1e-5, atol=1e-6)
     x, y = (kept_model(run.folder, epochs - 1) for run in (kept, plain))
     for net in x:
         assert relative_distance(x[net], y[net]) < 1e-5
@@ -325,7 +324,7 @@ def test_targets_follow_the_closed_form(script):
 @pytest.mark.parametrize("script", ["sac_torch", "sac_tf1"])
 def test_autotune_moves_alpha_by_its_gradient(script):
     kept = recorded(script, **settings(script))
-    alphas, logp = logged(kept, "Alpha"), logged(kept, "LogPi")[:16]
+    alphas, logp = kept.logged["Alpha"], kept.logged["LogPi"][:16]
     # d(loss_alpha) / d(log alpha) = -mean(log pi - |A|), and Adam's first step is a sign
     gradient = -np.mean(logp - 2)
     np.testing.assert_allclose(alphas[0], 0.3, rtol=1e-6)
@@ -339,10 +338,10 @@ def test_policy_delay_is_counted_across_bursts(script):
     twins = [recorded(twin, **run) for twin in (script, "td3_torch")]
     # Bursts of four after steps 60, 64 and 68: updates 57 to 68, every third moves the policy
     expected = [n % 3 == 0 for n in range(57, 69)]
-    calls = [key for numbers in twins[1].stored for key in numbers if key in ("LossQ", "LossPi")]
+    calls = [key for numbers in twins[1].calls for key in numbers if key in ("LossQ", "LossPi")]
     moved = [after == "LossPi" for q, after in zip(calls, [*calls[1:], ""]) if q == "LossQ"]
     assert moved == expected
-    x, y = (logged(kept, "LossPi") for kept in twins)
+    x, y = (kept.logged["LossPi"] for kept in twins)
     np.testing.assert_allclose(x, y, rtol=1e-4)
     adam = checkpoint(twins[0].folder, 1).adam
     assert (adam["q"].t, adam["pi"].t) == (12, sum(expected))
@@ -352,12 +351,12 @@ def test_policy_delay_is_counted_across_bursts(script):
 def test_ppo_stops_early(script):
     kept = recorded(script, **settings(script))
     twin = recorded("ppo_torch", **settings("ppo_torch"))
-    stops = logged(kept, "StopIter")
+    stops = kept.logged["StopIter"]
     assert len(stops) == 2
     assert all(0 < stop < kept.args.train_pi_iters - 1 for stop in stops)
-    assert all(logged(kept, "KL") > 1.5 * kept.args.target_kl)
+    assert all(kept.logged["KL"] > 1.5 * kept.args.target_kl)
     assert checkpoint(kept.folder, 2).adam["pi"].t == sum(stops), "no step after the stop"
-    np.testing.assert_array_equal(stops, logged(twin, "StopIter"))
+    np.testing.assert_array_equal(stops, twin.logged["StopIter"])
 
 
 def unmoved(script):
@@ -381,12 +380,12 @@ def test_no_iterations_leave_the_value_function_alone(script):
     kept = unmoved(script)
     assert not moved(script, "v")
     assert checkpoint(kept.folder, 1).adam["v"].t == 0
-    assert abs(logged(kept, "DeltaLossV").item()) < 1e-6 * logged(kept, "LossV").item()
+    assert abs(kept.logged["DeltaLossV"].item()) < 1e-6 * kept.logged["LossV"].item()
 
 
 @pytest.mark.parametrize("script", ["trpo_torch", "trpo_tf1"])
 def test_a_line_search_that_fails_restores_the_policy(script):
     kept = unmoved(script)
     assert not moved(script, "pi")
-    assert logged(kept, "BacktrackIters").item() == kept.args.backtrack_iters
-    assert logged(kept, "KL").item() == logged(kept, "DeltaLossPi").item() == 0
+    assert kept.logged["BacktrackIters"].item() == kept.args.backtrack_iters
+    assert kept.logged["KL"].item() == kept.logged["DeltaLossPi"].item() == 0

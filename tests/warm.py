@@ -3,10 +3,10 @@
     python warm.py SOCKET torch                 waits, and forks whenever it is asked to
     python -IS warm.py SOCKET ppo_torch.py ...  stands for `python ppo_torch.py ...`
 
-Importing takes 3 to 6 seconds, forking a tenth of one: that is why the tests can afford to start and
-kill so many scripts. The second command works wherever a command begins with `python`, under mpirun,
-too. It passes on its arguments, environment, folder and open files, forwards signals, and ends as
-the script ends; if it is killed, so is the script.
+Importing takes 3 to 6 seconds, forking a tenth of one: that is why the tests can afford to start
+and kill so many scripts. The second command works wherever a command begins with `python`, under
+mpirun, too. It passes on its arguments, environment, folder and open files, forwards signals, and
+ends as the script ends; if it is killed, so is the script.
 """
 
 import gc
@@ -103,9 +103,11 @@ def become(files, argv, cwd, env, numbers):
         os.dup2(200 + i, n)
         os.close(200 + i)
     for n, name in enumerate(("stdin", "stdout", "stderr")):
-        lines = 1 if n == 2 or os.path.exists(f"/proc/self/fd/{n}") and os.isatty(n) else -1
-        file = open(n, "w" if n else "r", buffering=lines, closefd=False) if n in numbers else None
-        setattr(sys, name, file)
+        setattr(sys, name, None)  # as Python does if it is closed
+        if n in numbers:
+            by_line = n == 2 or os.isatty(n)
+            file = open(n, "w" if n else "r", buffering=1 if by_line else -1, closefd=False)
+            setattr(sys, name, file)
     inherited = filter(None, env.get("PYTHONPATH", "").split(":"))
     sys.path[:1] = [os.path.dirname(os.path.abspath(argv[0])), *inherited]
     return argv
