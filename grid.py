@@ -1,4 +1,4 @@
-"""Run a script with every combination of settings and seeds, in parallel.
+"""Run all combinations of a script's settings, in parallel.
 
 All values are checked before anything starts, and each environment is made once. Repeat the command
 to resume: finished runs are skipped, interrupted ones continue from their last checkpoint.
@@ -12,7 +12,7 @@ puts a flag into the name even if it has only one value. From Python:
     grid.add("hidden_sizes", [(64, 64), (32,)], "h")
     runs = grid.run("ppo_torch", num_cpu=2)  # each has a folder and a state
 
-    python grid.py ppo_torch --seed 0 1 2 --clip-ratio 0.1 0.2
+    python grid.py ppo_torch --seed 0 1 2 --gamma 0.9 0.99
         six runs: two experiments with three seeds each
     python grid.py vpg_tf1 --hidden-sizes[h] "64 64" 32
         two runs, named ..._h64-64 and ..._h32 (in zsh, put
@@ -24,8 +24,8 @@ puts a flag into the name even if it has only one value. From Python:
     mpirun -hosts a,b -np 3 python grid.py ppo_torch ...
         on machines that share a disk, also with srun: the
         first process hands out runs, the others do them
-    Ctrl-C stops all runs; repeat the command to resume. What
-    a run prints is in its folder, in log.txt.
+    Ctrl-C stops all runs; repeat the command to resume.
+    What a run prints is in its folder, in log.txt.
 """
 
 import collections
@@ -168,11 +168,11 @@ class ExperimentGrid:
 
     def run(self, script, num_cpu=1, data_dir=None, datestamp=False, workers=None, dry_run=False):
         """Run all variants, several at once; return the runs, each with its folder and state."""
-        runs = self.runs(script, num_cpu, data_dir, datestamp)
         if workers is not None and workers < 1:
             raise SidespinError(f"{flag('workers')} must be at least 1, got {workers}")
         if workers is not None and num_procs() > 1:
             raise SidespinError(f"under mpirun, -np takes the place of {flag('workers')}")
+        runs = self.runs(script, num_cpu, data_dir, datestamp)
         problem = None
         if proc_id() == 0:
             problem = next(filter(None, [run.look_at_folder() for run in runs]), None)
@@ -550,6 +550,8 @@ def own_options_first(words):
 
 
 def main(args):
+    if args.script.startswith("-"):
+        raise SidespinError("name the script in front of its flags")
     grid = ExperimentGrid(args.exp_name)
     add_flags(grid, args.flags)
     names = "script num_cpu data_dir datestamp workers dry_run".split()

@@ -35,7 +35,7 @@ def values(field):
     elif field.name in BRIEFLY:
         known = st.integers(-3, 40)
     elif field.name in ("hidden_sizes", "batch_size", "replay_size", "update_every"):
-        known = st.integers(-3, 70) | st.sampled_from([10**6, 10**12, 10**30])
+        known = st.integers(-3, 70) | st.sampled_from([10**5, 10**12, 10**30])
     elif field.name.endswith("lr"):
         known = st.floats(-1, 1)
     elif "float" in str(field.type):
@@ -66,28 +66,31 @@ def test_any_arguments(script, monkeypatch, capsys):
     own = TINY_OFF_POLICY if hasattr(module, "ReplayBuffer") else TINY_ON_POLICY
     tiny = as_flags(**brief(script, **TINY, **own))
     monkeypatch.setattr("common.errors.command_line", True)
-    trained = []
+    trained, refused = [], []
 
-    @settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=HealthCheck)
+    @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=HealthCheck)
     @given(command_lines(module.Args))
     def check(words):
         with tempfile.TemporaryDirectory() as folder:
-            monkeypatch.setattr("sys.argv", [f"{script}.py", *tiny, "--data-dir", folder, *words])
+            argv = [f"{script}.py", *tiny, "--data-dir", f"{folder}/x", *words]
+            monkeypatch.setattr("sys.argv", argv)
             capsys.readouterr()
             try:
                 module.main(parse_args(module.Args, module.__doc__))
-                trained.append(words)
-                assert capsys.readouterr().err in ("", WARNING)
             except SidespinError as error:
+                refused.append(words)
                 assert error.exit_code == 2, (words, error)
                 assert re.fullmatch(".+", str(error)), "one line"
                 assert capsys.readouterr().out == ""
                 assert not list(Path(folder).iterdir())
-            except Exception as error:
+            except (MemoryError, RuntimeError) as error:
                 assert is_memory_error(error), (words, error)  # see below
+            else:
+                trained.append(words)
+                assert re.fullmatch(f"(.*: {WARNING})?", capsys.readouterr().err)
 
     check()
-    assert 10 < len(trained) < 110, "some lines are right, some wrong"
+    assert min(len(trained), len(refused)) >= 5, "some lines are right, some wrong"
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -141,7 +144,7 @@ def test_mistakes_are_one_sentence(words, tmp_path, monkeypatch, capsys):
 
 
 def test_from_python_arguments_are_spelled_as_in_python(tmp_path):
-    for settings, sentence in (
+    for arguments, sentence in (
         (dict(clip_ratio=-1), "clip_ratio must be a number of at least 0, got -1"),
         (dict(gamma="0.9"), "gamma must be between 0 and 1, got 0.9"),
         (dict(epochs=2.0), "epochs must be a whole number from 1 to 2^31 - 1, got 2.0"),
@@ -152,10 +155,10 @@ def test_from_python_arguments_are_spelled_as_in_python(tmp_path):
         (dict(env_id=None), "env_id must be str, got None"),
     ):
         with pytest.raises(SidespinError) as refused:
-            train("ppo_torch", tmp_path, **settings)
+            train("ppo_torch", tmp_path / "x", **arguments)
         assert sentence in str(refused.value)
     with pytest.raises(SidespinError) as refused:
-        train("trpo_torch", tmp_path, algo="ppo")
+        train("trpo_torch", tmp_path / "x", algo="ppo")
     assert str(refused.value) == "algo must be one of trpo, npg, got ppo"
     assert not list(tmp_path.iterdir())
 
@@ -163,9 +166,9 @@ def test_from_python_arguments_are_spelled_as_in_python(tmp_path):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_checks_its_arguments(script, tmp_path):
     with pytest.raises(SidespinError, match=r"^gamma must be between 0 and 1, got 2$"):
-        train(script, tmp_path, gamma=2)
+        train(script, tmp_path / "x", gamma=2)
     with pytest.raises(SidespinError, match=r"^steps_per_epoch must be .* got 0$"):
-        train(script, tmp_path, steps_per_epoch=0)
+        train(script, tmp_path / "x", steps_per_epoch=0)
     assert not list(tmp_path.iterdir())
 
 
@@ -175,7 +178,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(tmp_path):
         ("sac_tf1", "--autotune --alpha 0"),
         ("td3_tf1", "--env-id Hoper-v4"),
     ):
-        run = start(f"{script}.py", *words.split(), "--data-dir", tmp_path, warm=True)
+        run = start(f"{script}.py", *words.split(), "--data-dir", tmp_path / "x", warm=True)
         assert (run.returncode, run.stdout) == (2, "")
         assert re.fullmatch(rf"{script}\.py: error: .+\n", run.stderr), run.stderr
     assert not list(tmp_path.iterdir())
@@ -184,7 +187,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(tmp_path):
 @pytest.mark.parametrize("words", ["--replay-size 2000000000", "--hidden-sizes 2000000000"])
 @pytest.mark.parametrize("script", ["ddpg_torch", "ddpg_tf1"])
 def test_too_little_memory_is_one_sentence(script, words, tmp_path):
-    run = start(f"{script}.py", "--data-dir", tmp_path, *words.split(), warm=True)
+    run = start(f"{script}.py", "--data-dir", tmp_path / "x", *words.split(), warm=True)
     assert run.returncode == 2
     assert re.fullmatch(f"{script}.py: error: not enough memory: .*\n", run.stderr), run.stderr
     assert not list(tmp_path.iterdir())
@@ -192,7 +195,7 @@ def test_too_little_memory_is_one_sentence(script, words, tmp_path):
 
 @pytest.mark.parametrize("words", ["--foo", "--env-id Hoper-v4", "--gamma 2"])
 def test_mistakes_on_two_ranks_are_printed_once(words, tmp_path):
-    run = start("ppo_torch.py", "--data-dir", tmp_path, *words.split(), ranks=2, warm=True)
+    run = start("ppo_torch.py", "--data-dir", tmp_path / "x", *words.split(), ranks=2, warm=True)
     assert run.returncode == 2
     errors = [line for line in run.stderr.splitlines() if line.startswith("ppo_torch.py: ")]
     assert len(errors) == 1
@@ -206,10 +209,10 @@ def test_help_under_mpirun_is_printed_once():
     assert run.stdout.count("--clip-ratio") == 1
 
 
-def test_start_steps_as_long_as_the_run_are_a_warning(tmp_path, monkeypatch, capsys):
+def test_start_steps_as_long_as_the_run_are_a_warning(tmp_path, capsys):
     """As are batches larger than the first buffer: they are drawn with replacement."""
-    settings = brief("sac_torch", epochs=1, start_steps=100, update_after=0, batch_size=200)
-    train("sac_torch", tmp_path, **settings)
+    short = brief("sac_torch", epochs=1, update_after=0, batch_size=200)
+    train("sac_torch", tmp_path, **{**short, "start_steps": 100})
     assert WARNING.replace("--start-steps", "start_steps") in capsys.readouterr().err
-    train("sac_torch", tmp_path / "b", **{**settings, "start_steps": 99})
+    train("sac_torch", tmp_path / "b", **{**short, "start_steps": 99})
     assert capsys.readouterr().err == ""

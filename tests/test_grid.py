@@ -195,6 +195,7 @@ def test_runs_never_share_a_folder():
         ("sac_torch --env-id CartPole-v1", "needs bounded continuous actions, but CartPole-v1 has"),
         (f"ppo_torch --lam[{'x' * 260}] 1", "too long for a folder's name: use shorthands"),
         ("", "missing SCRIPT"),
+        ("--seed 0 1 ppo_torch", "name the script in front of its flags"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(
@@ -218,7 +219,7 @@ def test_from_python_mistakes_are_exceptions(tmp_path):
     ):
         with pytest.raises(SidespinError, match=sentence):
             run(key, vals)
-    with pytest.raises(SidespinError, match="^workers must be at least 1, got 0"):
+    with pytest.raises(SidespinError, match=r"^workers must be at least 1, got 0"):
         run("seed", 0, workers=0)
     assert not list(tmp_path.iterdir())
 
@@ -261,8 +262,8 @@ def test_dry_run_prints_commands_that_can_be_pasted(tmp_path, monkeypatch, capsy
     expected = f"python {script} --seed 1 --hidden-sizes 8 9 --data-dir {tmp_path} --cpu 2"
     assert commands[3] == [*expected.split(), "--exp-name", "it's_Hopper-v4_h8-9", "--resume"]
     assert not list(tmp_path.iterdir())
-    words = ["--datestamp", "--dry-run", "--cpu", "auto", "--steps-per-epoch", "5040"]
-    run_grid([*words, "vpg_torch"], monkeypatch)
+    words = "--datestamp --dry-run --cpu auto vpg_torch --steps-per-epoch 5040"
+    run_grid(words.split(), monkeypatch)
     shown = capsys.readouterr().out
     assert re.match(r"# \d{4}-\d\d-\d\d_vpg_torch_Hopper-v4_s0: waiting\n", shown)
     assert grid.cores() == 1 or f"--cpu {grid.cores()} " in shown
@@ -298,9 +299,8 @@ def test_a_script_of_ones_own(tmp_path, monkeypatch):
     g.add("env_id", "Counted-v0")  # which only the counted module knows
     with pytest.raises(SidespinError, match="cannot make the environment Counted-v0"):
         g.run(tmp_path / "mine", data_dir=tmp_path, dry_run=True)
-    (tmp_path / "mine.py").write_text(
-        source.replace("import torch\n", "import counted, torch\n", 1)
-    )
+    registers = source.replace("import torch\n", "import counted, torch\n", 1)
+    (tmp_path / "mine.py").write_text(registers)
     g.run(tmp_path / "mine", data_dir=tmp_path, dry_run=True)
     own = "def make_env(name):\n    return name\n\n\n@dataclass\n"
     (tmp_path / "mine.py").write_text(source.replace("@dataclass\n", own, 1))
@@ -368,7 +368,7 @@ def test_many_runs_on_a_small_terminal(monkeypatch, capsys):
     assert len(lines) == 12 + 1 + 4
     assert re.fullmatch(r"\S*_s27: running, epoch 25/50, return 12.3, 0:00:(50|49) left", lines[13])
     assert len(lines[13]) == 69
-    assert "30 run(s): 3 running, 1 failed, 14 waiting, 12 done, about 0:09:" in lines[-1]
+    assert " run(s): 3 running, 1 failed, 14 waiting, 12 done, about 0:09:" in lines[-1]
     screen.update()
     shown = capsys.readouterr().out
     assert shown.startswith("\x1b[4F\x1b[J"), "what was below is redrawn"
@@ -379,35 +379,32 @@ def test_many_runs_on_a_small_terminal(monkeypatch, capsys):
 
 
 def test_failed_and_finished_runs_in_a_pipe(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
-    command = ["vpg_torch", *TINY_WORDS, "--data-dir", str(tmp_path), "--seed", "0", "1"]
-    bad_env = "envs:NanReward-v0"
-    result = start("grid.py", *command, "--env-id", bad_env, "CartPole-v1", "--workers=2")
+    command = ["vpg_torch", *TINY_WORDS, "--data-dir", str(tmp_path)]
+    three = ["--env-id", "envs:NanReward-v0", "CartPole-v1", "Pendulum-v1", "--workers=2"]
+    result = start("grid.py", *command, *three, warm=True)
     assert result.returncode == 1
     lines = result.stdout.splitlines()
     assert not re.search(r"[^\n -~]", result.stdout + result.stderr), "no control characters"
-    good, bad = f"{SINGLE}_s", "vpg_torch_envs-NanReward-v0_s"
-    for name, state in ((good, "done"), (bad, "failed")):
-        for seed in (0, 1):
-            own = [line for line in lines if line.startswith(f"{name}{seed}: ")]
-            assert [line.split()[1].strip(",") for line in own] == ["running", state]
-    assert f"{good}0: done, epoch 3/3, return " in result.stdout
+    good, bad = [f"{SINGLE}_s0", "vpg_torch_Pendulum-v1_s0"], "vpg_torch_envs-NanReward-v0_s0"
+    for name, state in ((bad, "failed"), *((name, "done") for name in good)):
+        own = [line for line in lines if line.startswith(f"{name}: ")]
+        assert [line.split()[1].strip(",") for line in own] == ["running", state]
+    assert f"{SINGLE}_s0: done, epoch 3/3, return " in result.stdout
     under_way = list(itertools.accumulate(1 if "running" in line else -1 for line in lines[:-1]))
     assert max(under_way) == 2
     assert under_way[1] == 2
-    assert lines[-1] == "4 run(s): 2 failed, 2 done"
-    for seed in (0, 1):
-        report = rf"grid.py: error: {bad}{seed} failed \(exit code 1\), see .*log.txt\n"
-        report += r"(    .*\n)*    vpg_torch.py: error: .*reward is nan"
-        assert re.search(report, result.stderr), result.stderr
+    assert lines[-1] == "3 run(s): 1 failed, 2 done"
+    report = rf"grid.py: error: {bad} failed \(exit code 1\), see .*log.txt\n"
+    report += r"(    .*\n)*    vpg_torch.py: error: .*reward is nan.*\n"
+    assert re.fullmatch(report, result.stderr), result.stderr
     folder = tmp_path / SINGLE / f"{SINGLE}_s0"
     assert progress(folder)["AverageEpRet"].notna().all()
     assert "AverageEpRet" in (folder / "log.txt").read_text()
 
     before = files_in(tmp_path)
-    assert run_grid([*command, "--env-id", "CartPole-v1"], monkeypatch) == 0
+    assert run_grid([*command, "--env-id", "CartPole-v1", "Pendulum-v1"], monkeypatch) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(rf"{good}0: finished before, epoch 3/3, return .*", shown[0])
+    assert re.fullmatch(rf"{SINGLE}_s0: finished before, epoch 3/3, return .*", shown[0])
     assert shown[-1] == "2 run(s): 2 finished before"
     assert before == files_in(tmp_path)
 
@@ -421,15 +418,8 @@ LONG_WORDS = """vpg_torch --env-id CartPole-v1 --epochs 25 --steps-per-epoch 600
     --hidden-sizes 8 --train-v-iters 2 --seed 0 1""".split()
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """Return the table of a run that was never stopped."""
-    folder = train("vpg_torch", tmp_path_factory.mktemp("unbroken"), **LONG, train_v_iters=2)
-    return progress(folder).drop(columns=TIMES)
-
-
 def start_on_terminal(command):
-    """Start a command whose terminal is a new pseudo-terminal; return the process and its end."""
+    """Start a command whose terminal is a pseudo-terminal; return the process and the other end."""
     terminal, side = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -444,62 +434,69 @@ def start_on_terminal(command):
     return process, terminal
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "a closed terminal", "SIGKILL"])
-def test_stopped_and_started_again(how, unbroken, tmp_path):
-    command = ["grid.py", *LONG_WORDS, "--data-dir", str(tmp_path), "--workers", "1"]
+def test_stopped_in_all_ways_and_resumed(tmp_path):
+    """By a kill, Ctrl-C and the end of the terminal; a pipe that nobody reads stops nothing."""
+    command = ["grid.py", *LONG_WORDS, "--data-dir", str(tmp_path / "a"), "--workers", "1"]
+    first, second = (tmp_path / "a" / SINGLE / f"{SINGLE}_s{seed}" for seed in (0, 1))
+    log = first / "log.txt"
     process, terminal = start_on_terminal(command)
-    first, second = (tmp_path / SINGLE / f"{SINGLE}_s{seed}" for seed in (0, 1))
     wait_until(lambda: epochs(first) >= 4)
-    if how == "SIGKILL":
-        for pid in sorted(processes(tmp_path)):  # the grid, then its run
-            os.kill(pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        wait_until(lambda: not processes(tmp_path))
-    elif how == "Ctrl-C":
-        shown = ""
-        while not re.search(r"_s0: running, epoch \d+/25, return \d.*, 0:\d\d:\d\d left", shown):
-            shown += os.read(terminal, 10**6).decode()
-        os.write(terminal, b"\x03")
-        shown += read_all(terminal)
-        assert process.wait(30) == 130
-        assert not processes(tmp_path)
-        assert "\x1b[2F\x1b[J" in shown, "what is below is redrawn in place"
-        assert re.search(r"_s0: stopped, epoch \d+/25, return .*\r\n", shown)
-        assert "2 run(s): 1 stopped, 1 waiting\r\n" in shown
-        assert "grid.py: interrupted; to resume: repeat the command" in shown
-        log = (first / "log.txt").read_text()
-        assert log.count("interrupted after") == 1
-        assert "Traceback" not in log
-    else:
-        os.close(terminal)
-        assert process.wait(30) == -signal.SIGHUP
-        assert not processes(tmp_path)
-        assert "interrupted after" in (first / "log.txt").read_text()
-    if how != "a closed terminal":
-        os.close(terminal)
-    assert 4 <= epochs(first) < 25, "it was stopped half-way"
+    for pid in sorted(processes(tmp_path / "a")):  # the grid, then its run
+        os.kill(pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    wait_until(lambda: not processes(tmp_path / "a"))
+    os.close(terminal)
+
+    process, terminal = start_on_terminal(command)
+    wait_until(lambda: epochs(first) >= 8)
+    shown = ""
+    while not re.search(r"_s0: running, epoch \d+/25, return \d.*, 0:\d\d:\d\d left", shown):
+        shown += os.read(terminal, 10**6).decode()
+    os.write(terminal, b"\x03")
+    shown += read_all(terminal)
+    assert process.wait(30) == 130
+    assert not processes(tmp_path / "a")
+    assert "\x1b[2F\x1b[J" in shown, "what is below is redrawn in place"
+    assert re.search(r"_s0: stopped, epoch \d+/25, return .*\r\n", shown)
+    assert "2 run(s): 1 stopped, 1 waiting\r\n" in shown
+    assert "grid.py: interrupted; to resume: repeat the command" in shown
+    assert log.read_text().count("interrupted after") == 1
+    os.close(terminal)
+
+    done = epochs(first)
+    process, terminal = start_on_terminal(command)
+    wait_until(lambda: log.read_text().count("resuming with epoch") == 2 and epochs(first) > done)
+    os.close(terminal)
+    assert process.wait(30) == -signal.SIGHUP
+    assert not processes(tmp_path / "a")
+    assert log.read_text().count("interrupted after") == 2
+    assert epochs(first) < 25, "it was stopped half-way"
     assert not second.exists()
 
-    if how == "Ctrl-C":  # the others would do the same
-        result = start(*command)
-        assert result.returncode == 0, result.stderr
-        assert "resuming with epoch" in (first / "log.txt").read_text()
-        pd.testing.assert_frame_equal(progress(first).drop(columns=TIMES), unbroken)
-        assert epochs(second) == 25
+    process = popen(*command)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
+    assert log.read_text().count("resuming with epoch") == 3
+    assert "Traceback" not in log.read_text()
+    unbroken = progress(train("vpg_torch", tmp_path / "b", **LONG, train_v_iters=2))
+    pd.testing.assert_frame_equal(*(x.drop(columns=TIMES) for x in (progress(first), unbroken)))
+    assert epochs(second) == 25
 
 
 def test_a_signal_to_an_mpi_job_stops_its_runs(tmp_path):
-    """Even those that have ranks of their own."""
+    """Each run has two ranks of its own, whatever the job around it has."""
     command = ["grid.py", *LONG_WORDS, "--data-dir", str(tmp_path), "--cpu", "2"]
-    process = popen(*command, ranks=2, start_new_session=True)
-    wait_until(lambda: epochs(tmp_path / SINGLE / f"{SINGLE}_s0") >= 3)
+    process = popen(*command, ranks=2, warm=True, start_new_session=True)
+    first = tmp_path / SINGLE / f"{SINGLE}_s0"
+    wait_until(lambda: epochs(first) >= 3)
     process.terminate()
     _, shown = process.communicate(timeout=30)
     assert process.returncode == 143
     assert shown.count("grid.py: interrupted; to resume: repeat the command\n") == 1
     wait_until(lambda: not processes(tmp_path), 5)
-    log = (tmp_path / SINGLE / f"{SINGLE}_s0" / "log.txt").read_text()
-    assert log.count("interrupted after") == 1
+    assert (first / "log.txt").read_text().count("interrupted after") == 1
+    assert json.loads((first / "config.json").read_text())["ranks"] == 2
     assert not (tmp_path / SINGLE / f"{SINGLE}_s1").exists()
 
 
@@ -526,18 +523,17 @@ def test_a_run_that_does_not_end_is_killed(tmp_path, monkeypatch):
 
 
 def test_ranks_of_an_mpi_job_share_the_runs(tmp_path):
-    """Each run has two ranks of its own, whatever the job around it has."""
     command = ["vpg_torch", "--env-id", "CartPole-v1", *TINY_WORDS, "--data-dir", tmp_path]
-    command += ["--seed", "0", "1", "--cpu", "2"]
-    result = start("grid.py", *command, ranks=3)
+    command += ["--seed", "0", "1"]
+    result = start("grid.py", *command, ranks=3, warm=True)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == [f"{SINGLE}_s0", f"{SINGLE}_s1"]
     assert all("running" in line for line in lines[:2]), "both at once"
     assert lines[-1] == "2 run(s): 2 done"
     for path in tmp_path.glob("*/*/config.json"):
-        assert json.loads(path.read_text())["ranks"] == 2
-    result = start("grid.py", *command, "--workers", "2", ranks=2)
+        assert json.loads(path.read_text())["ranks"] == 1
+    result = start("grid.py", *command, "--workers", "2", ranks=2, warm=True)
     assert result.returncode == 2
     assert result.stderr == "grid.py: error: under mpirun, -np takes the place of --workers\n"
 
@@ -569,12 +565,3 @@ def test_from_python(tmp_path, capsys):
             signal.signal(n, handler)
     assert [run.state for run in runs] == ["finished before", "done"]
     assert json.loads((runs[1].folder / "config.json").read_text())["autotune"] is False
-
-
-def test_a_closed_pipe_stops_no_run(tmp_path):
-    words = ["vpg_torch", "--env-id", "CartPole-v1", *TINY_WORDS, "--data-dir", str(tmp_path)]
-    process = popen("grid.py", *words)
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    assert process.wait() == 0
-    assert epochs(tmp_path / SINGLE / f"{SINGLE}_s0") == 3

@@ -4,49 +4,105 @@ import time
 
 import numpy as np
 import pytest
-from helpers import ON_POLICY_SCRIPTS, ROOT, only_run, progress, relative_distance, start
+from helpers import (
+    OFF_POLICY_SCRIPTS,
+    ON_POLICY_SCRIPTS,
+    only_run,
+    progress,
+    relative_distance,
+    start,
+)
+from record import checkpoint, flat, record, record_apart
 
-RECORD = ROOT / "tests" / "record.py"
-SHORT = ["--env-id", "Hopper-v4", "--epochs", "1", "--steps-per-epoch", "1000"]
 
-
-def load(path, prefix):
-    with np.load(path) as arrays:
-        return [arrays[k] for k in sorted(arrays, key=lambda k: (len(k), k)) if prefix in k]
+def assert_one_policy(run):
+    """Assert that both ranks hold the same networks and optimizers, to the bit."""
+    mine, other = (checkpoint(run.folder, 1, rank) for rank in (0, 1))
+    for net in mine.nets:
+        np.testing.assert_array_equal(flat(mine.nets[net]), flat(other.nets[net]))
+    for name, adam in mine.adam.items():
+        np.testing.assert_array_equal(adam.m, other.adam[name].m)
+        np.testing.assert_array_equal(adam.v, other.adam[name].v)
 
 
 @pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
 def test_two_ranks_are_one_with_twice_the_data(script, tmp_path):
-    out = tmp_path / "two"
-    run = start(RECORD, script, out, *SHORT, "--data-dir", tmp_path / "a", cwd=ROOT, ranks=2)
-    assert run.returncode == 0, run.stderr
-    files = [f"{out}.{rank}.npz" for rank in (0, 1)]
+    settings = dict(env_id="Hopper-v4", epochs=1, steps_per_epoch=1000, train_v_iters=1)
+    settings |= dict(train_pi_iters=1) if "ppo" in script else {}
+    mine, other = record_apart(script, ranks=2, **settings)
+    assert not np.array_equal(mine.batches[0][0], other.batches[0][0]), "the same observations"
+    adv = np.concatenate([mine.batches[0][2], other.batches[0][2]])
+    assert abs(adv.mean()) < 1e-6
+    assert abs(adv.std() - 1) < 1e-3
+    assert_one_policy(mine)
 
-    mine, other = (load(file, "batch") for file in files)
-    assert not np.array_equal(mine[0], other[0]), "the ranks saw the same observations"
-    joined_adv = np.concatenate([mine[2], other[2]])
-    assert abs(joined_adv.mean()) < 1e-6
-    assert abs(joined_adv.std() - 1) < 1e-3
-
-    for mine, other in zip(*(load(file, "param") for file in files), strict=True):
-        np.testing.assert_array_equal(mine, other)
-
-    one = tmp_path / "one"
-    run = start(RECORD, script, one, "--join", *files, *SHORT, "--data-dir", tmp_path / "b")
-    assert run.returncode == 0, run.stderr
-    two_grads, one_grads = load(files[0], "grad"), load(f"{one}.0.npz", "grad")
-    for size in {g.size for g in one_grads}:  # the first gradient of policy and value function
-        g, h = (next(g for g in grads if g.size == size) for grads in (two_grads, one_grads))
-        assert relative_distance([g], [h]) < 1e-5
-    a, b = (progress(only_run(tmp_path / name)).iloc[0] for name in "ab")
+    one = record(script, tmp_path, join=[mine.file, other.file], **settings)
+    two_ranks, one_rank = (checkpoint(run.folder, 1) for run in (mine, one))
+    for name, adam in one_rank.adam.items():  # after one step the moment is a tenth of the gradient
+        assert adam.t == 1
+        assert relative_distance([two_ranks.adam[name].m], [adam.m]) < 1e-5
+    a, b = (progress(run.folder).iloc[0] for run in (mine, one))
     np.testing.assert_allclose(a["LossV"], b["LossV"], rtol=1e-5)
     np.testing.assert_allclose(a["KL"], b["KL"], rtol=0.05)
+    for net, params in one_rank.nets.items():
+        print(net, relative_distance(two_ranks.nets[net], params))
+    print(a["KL"], b["KL"])
+    assert 0
 
 
-@pytest.mark.parametrize("script", ["ppo_torch", "trpo_tf1"])
+@pytest.mark.parametrize("script", OFF_POLICY_SCRIPTS)
+def test_two_ranks_hold_one_policy_and_their_own_transitions(script):
+    settings = dict(env_id="envs:Mixed-v0", hidden_sizes=(8,), epochs=1, steps_per_epoch=400)
+    settings |= dict(batch_size=16, start_steps=100, update_after=100, update_every=10)
+    mine, other = record_apart(script, ranks=2, num_test_episodes=3, **settings)
+    assert len(mine.batches) == len(other.batches) == 160, "half as many updates as on one rank"
+    for x, y in zip(mine.batches[0], other.batches[0], strict=True):
+        assert not np.array_equal(x, y)
+    assert_one_policy(mine)
+    assert len(mine.logged["TestEpRet"]) + len(other.logged["TestEpRet"]) == 3
+
+
+def test_ppo_stops_early_on_all_ranks():
+    settings = dict(env_id="envs:Mixed-v0", hidden_sizes=(5,), epochs=1, steps_per_epoch=80)
+    settings |= dict(pi_lr=0.02, train_pi_iters=10, target_kl=0.02, train_v_iters=2)
+    stops = []
+    for script in ("ppo_torch", "ppo_tf1"):
+        ranks = record_apart(script, ranks=2, **settings)
+        stops += [run.logged["StopIter"].item() for run in ranks]
+        kl = [run.logged["KL"].item() for run in ranks]
+        assert kl[0] != kl[1]
+        assert np.mean(kl) > 1.5 * 0.02
+        assert checkpoint(ranks[0].folder, 1).adam["pi"].t == stops[-1]
+        assert_one_policy(ranks[0])
+    assert 0 < stops[0] < 9
+    assert len(set(stops)) == 1
+
+
+def test_a_parameter_without_a_gradient_on_one_rank(tmp_path):
+    code = """
+import torch
+from common.mpi import proc_id
+from common.torch_utils import mpi_avg_grads
+
+always, sometimes = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+optimizer = torch.optim.Adam([always, sometimes])
+loss = 4 * always.sum()
+if proc_id() == 1:
+    loss = loss + 6 * sometimes.sum()
+loss.backward()
+mpi_avg_grads(optimizer)
+print(always.grad.tolist(), sometimes.grad.tolist())
+"""
+    (tmp_path / "missing.py").write_text(code)
+    run = start(tmp_path / "missing.py", ranks=2, warm=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == 2 * ["[4.0, 4.0] [3.0, 3.0]"]
+
+
+@pytest.mark.parametrize("script", ["ppo_torch", "ppo_tf1"])
 def test_more_ranks_than_cores_and_no_episode_ends(script, tmp_path):
     command = f"{script}.py --env-id envs:Endless-v0 --epochs 2 --steps-per-epoch 40".split()
-    run = start(*command, "--data-dir", tmp_path, ranks=4)
+    run = start(*command, "--data-dir", tmp_path, ranks=4, warm=True)
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
     table = progress(only_run(tmp_path))
@@ -58,16 +114,16 @@ def test_more_ranks_than_cores_and_no_episode_ends(script, tmp_path):
 
 def test_episodes_go_on_across_epochs(tmp_path):
     command = "ppo_torch.py --env-id envs:DictObs-v0 --epochs 6 --steps-per-epoch 30".split()
-    run = start(*command, "--data-dir", tmp_path, ranks=2)
+    run = start(*command, "--data-dir", tmp_path, ranks=2, warm=True)
     assert run.returncode == 0, run.stderr
-    table = progress(only_run(tmp_path))  # 15 steps an epoch and rank, 20 steps an episode
+    table = progress(only_run(tmp_path))  # 15 steps per epoch and rank, 20 steps per episode
     assert np.isnan(table["EpLen"][0])
     assert list(table["EpLen"][[1, 2, 3, 5]]) == [20, 20, 20, 20]
     assert np.isnan(table["EpLen"][4])
 
 
 def test_indivisible_steps_are_an_error_printed_once(tmp_path):
-    run = start("ppo_torch.py", "--data-dir", tmp_path, ranks=3)
+    run = start("ppo_torch.py", "--data-dir", tmp_path, ranks=3, warm=True)
     assert run.returncode == 2
     error = "ppo_torch.py: error: --steps-per-epoch 4000 cannot be divided among 3 ranks\n"
     assert run.stderr.count(error) == 1
@@ -77,7 +133,7 @@ def test_indivisible_steps_are_an_error_printed_once(tmp_path):
 
 def test_an_environment_that_one_rank_lacks_is_an_error_on_all(tmp_path):
     command = ["ppo_torch.py", "--env-id", "envs:MissingOnOne-v0", "--data-dir", tmp_path]
-    run = start(*command, ranks=2, timeout=60)
+    run = start(*command, ranks=2, warm=True, timeout=60)
     assert run.returncode == 2
     assert run.stderr.count("this machine lacks the simulator") == 1
     assert not list(tmp_path.iterdir())
@@ -87,7 +143,7 @@ def test_an_environment_that_one_rank_lacks_is_an_error_on_all(tmp_path):
 def test_one_rank_raising_ends_the_job(script, tmp_path):
     command = [f"{script}.py", "--env-id", "envs:Raises-v0", "--steps-per-epoch", "200"]
     began = time.time()
-    run = start(*command, "--data-dir", tmp_path, ranks=2, timeout=60)
+    run = start(*command, "--data-dir", tmp_path, ranks=2, warm=True, timeout=60)
     assert time.time() - began < 50
     assert run.returncode != 0
     assert "rank 1 of 2 failed" in run.stderr, run.stderr
@@ -100,6 +156,6 @@ def test_cpu_starts_the_ranks_by_itself(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "2 rank(s)" in run.stdout
     assert run.stdout.count("AverageEpRet") == 1
-    run = start(*command, "--data-dir", tmp_path / "inside", ranks=2)
+    run = start(*command, "--data-dir", tmp_path / "inside", ranks=2, warm=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("2 rank(s)") == 1
