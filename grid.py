@@ -129,10 +129,11 @@ class ExperimentGrid:
         values = itertools.product(*(f.values for f in self.flags.values()))
         return [dict(zip(self.flags, combination)) for combination in values]
 
-    def variant_name(self, variant):
+    def variant_name(self, variant, script=""):
         """Return the name of a variant's experiment; flags that are true or false show if true."""
+        name = as_file_name(script) if self.name is None else self.name
         env_id = as_file_name(variant.get("env_id", ""))
-        parts = [self.name, None if env_id in (self.name or "") else env_id]
+        parts = [name, "" if env_id in name else env_id]
         named = {k: f for k, f in self.flags.items() if len(f.values) > 1 or f.in_name}
         named = {k: f for k, f in named.items() if k not in ("seed", "env_id")}
         starts = [re.sub(r"\W|_", "", key[:3]) for key in named]
@@ -148,7 +149,6 @@ class ExperimentGrid:
         """Return a script's runs for all variants; raise an error if one of them cannot be."""
         script = find_script(script)
         args_class = import_script(script).Args
-        self.name = as_file_name(script.stem) if self.name is None else self.name
         for key, f in self.flags.items():
             f.values = read_values(script.stem, args_class, key, f.values)
         fixed = {} if data_dir is None else {"data_dir": str(data_dir)}
@@ -157,7 +157,7 @@ class ExperimentGrid:
         date = time.strftime("%Y-%m-%d_") if datestamp else ""
         runs, seen = [], {}
         for variant in self.variants():
-            name = date + self.variant_name({"env_id": args_class.env_id, **variant})
+            name = date + self.variant_name({"env_id": args_class.env_id, **variant}, script.stem)
             others = {key: value for key, value in variant.items() if key != "seed"}
             first = seen.setdefault(name.lower(), others)  # some disks ignore the case
             if first != others:
@@ -427,11 +427,8 @@ def environment():
 
 
 def show(text, file=None, end="\n"):
-    file = file or sys.stdout
-    try:
-        print(text, file=file, end=end, flush=True)
-    except OSError:  # a closed pipe or terminal stops no run
-        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+    with contextlib.suppress(OSError):  # a closed pipe or terminal stops no run
+        print(text, file=file or sys.stdout, end=end, flush=True)
 
 
 def as_file_name(text):

@@ -32,7 +32,8 @@ class EpochLogger:
         self.header = "\t".join(["Epoch", "TotalEnvInteracts", *self._names(), *TIMES]) + "\n"
         lines = run.rows() if proc_id() == 0 and run.resumes else []
         if mpi_sum(bool(lines) and lines[0].decode() != self.header):
-            raise SidespinError(f"cannot resume {run.folder}: it has other columns")
+            table = run.folder / "progress.txt"
+            raise SidespinError(f"cannot resume: {table} is damaged or has other columns")
         run.say(f"{run.script.stem} on {self.args.env_id}, {run.ranks} rank(s)")
 
     def _names(self):

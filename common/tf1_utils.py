@@ -22,9 +22,10 @@ def make_session(threads=1):
             intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
         )
     )
+    tf.get_variable("mpi/turn", [], trainable=False)  # see mpi_avg
     sess.run(tf.global_variables_initializer())
     for variable in tf.trainable_variables():
-        value = sess.run(variable)
+        value = np.array(sess.run(variable))  # a scalar would be read-only
         broadcast(value)
         load(variable, value, sess)
     return sess
@@ -57,11 +58,21 @@ def compiled_loop(update, *batches):
     return compiled(loop)(*batches)
 
 
+@tf.autograph.experimental.do_not_convert
 def mpi_avg(x):
     """Average a tensor over all ranks, inside the graph."""
     if num_procs() == 1:
         return x
-    mean = tf.numpy_function(lambda x: np.asarray(mpi.mpi_avg(x), x.dtype), [x], x.dtype)
+    # TensorFlow orders operations by the variables they touch, and runs others in any order. Ranks
+    # must agree on the order of their averages, so each of these reads and writes one variable.
+    with tf.variable_scope("mpi", reuse=True):
+        turn = tf.get_variable("turn", [])
+
+    def average(x, turn):
+        return np.asarray(mpi.mpi_avg(x), x.dtype), turn
+
+    mean, after = tf.numpy_function(average, [x, turn.read_value()], [x.dtype, turn.dtype])
+    turn.assign(tf.ensure_shape(after, []))
     return tf.ensure_shape(mean, x.shape)
 
 

@@ -1,10 +1,13 @@
 """Environments that Gymnasium does not have; ids are envs:Name-v0 for the scripts."""
 
+import collections
+import functools
 import sys
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, Tuple
+from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, NormalizeReward
 
 from common.mpi import proc_id
 
@@ -165,6 +168,51 @@ class Raises(Odd):
         return super().step(a)
 
 
+class CountsSteps(gym.Wrapper):
+    """Pays less the longer it has been in use, over all episodes."""
+
+    total = 0
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.recent = collections.deque(maxlen=3)
+        self.rng = np.random.default_rng(5)
+
+    def step(self, a):
+        self.total += 1
+        o, r, d, truncated, info = self.env.step(a)
+        self.recent.append(r)
+        r = float(np.mean(self.recent) / self.total + self.rng.uniform())
+        return o, r, d, truncated, info
+
+
+class AddsUp(gym.Wrapper):
+    """Adds up its observations, over all episodes; holds nothing but one array."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.array = np.zeros(3)
+
+    def step(self, a):
+        o, r, d, truncated, info = self.env.step(a)
+        self.array += o
+        return o + 0.001 * self.array, r, d, truncated, info
+
+
+def pendulum(*wrappers, render_mode=None):
+    env = gym.make("Pendulum-v1", render_mode=render_mode)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
+
+
+WRAPPED = {
+    "Normalized": [NormalizeObservation, NormalizeReward],
+    "Stacked": [lambda env: FrameStackObservation(env, 3)],
+    "Counting": [CountsSteps],
+    "Array": [AddsUp],
+}
+
 SPACES = {
     "DictObs": dict(observation_space=Dict(x=Box(-1, 1, (2, 2)), n=Discrete(3))),
     "TupleObs": dict(observation_space=Tuple((Discrete(4), Box(0, 1, (1,))))),
@@ -188,6 +236,8 @@ SPACES = {
 
 for name, kwargs in SPACES.items():
     gym.register(f"{name}-v0", entry_point=Odd, kwargs=kwargs)
+for name, wrappers in WRAPPED.items():
+    gym.register(f"{name}-v0", entry_point=functools.partial(pendulum, *wrappers))
 gym.register("InPlace-v0", entry_point=InPlace)
 gym.register("WideObs-v0", entry_point=WideObs)
 gym.register("Mixed-v0", entry_point=Mixed)

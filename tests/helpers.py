@@ -39,7 +39,8 @@ def start(*command, timeout=300, **how):
 def popen(*command, cwd=ROOT, ranks=1, warm=False, **kwargs):
     """Start `python command` under the launcher; test environments are importable as envs:Name-v0.
 
-    With warm=True, the command starts with a script, and starts at once: see warm.py.
+    With warm="torch" or "tf1" the command begins with a script, which starts at once: see warm.py;
+    warm=True tells the framework by the script's name.
     """
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -52,8 +53,9 @@ def python(*command, ranks=1, warm=False):
     launcher = [MPIRUN, "-np", str(ranks)] if ranks > 1 else []
     words = [*launcher, sys.executable]
     if warm:
-        framework = "tf1" if "tf1" in Path(command[0]).name else "torch"
-        words += ["-IS", str(ROOT / "tests" / "warm.py"), warm_server(framework)[0]]
+        if warm is True:
+            warm = "tf1" if "tf1" in Path(command[0]).name else "torch"
+        words += ["-IS", str(ROOT / "tests" / "warm.py"), warm_server(warm)[0]]
     return [*words, *map(str, command)]
 
 
@@ -124,7 +126,7 @@ def outcome(folder):
     rows = [[line[i] for i in kept] for line in lines]
     assert [row[0] for row in rows] == ["Epoch", *map(str, range(len(rows) - 1))], "each once"
     model = [folder / "model.pt", *(folder / "tf1_save" / "variables").glob("*.data*")]
-    paths = [*(folder / "checkpoint").iterdir(), *filter(Path.exists, model)]
+    paths = [*folder.glob("checkpoint/*"), *filter(Path.exists, model)]
     return {"rows": rows, **{path.name: path.read_bytes() for path in paths}}
 
 

@@ -114,6 +114,7 @@ def test_names_are_those_of_a_single_run(env_id):
     args = [vpg_torch.Args(env_id=env_id, seed=seed) for seed in (0, 7)]
     expected = [Run(x, vpg_torch.__file__, ranks=1).folder for x in args]
     assert [run.folder for run in g.runs("vpg_torch")] == expected
+    assert g.runs("ppo_torch")[0].name == expected[0].parent.name.replace("vpg", "ppo")
 
 
 def test_names_of_flags_that_are_true_or_false():

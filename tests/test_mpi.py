@@ -7,6 +7,7 @@ import pytest
 from helpers import (
     OFF_POLICY_SCRIPTS,
     ON_POLICY_SCRIPTS,
+    ROOT,
     only_run,
     progress,
     relative_distance,
@@ -79,7 +80,9 @@ def test_ppo_stops_early_on_all_ranks():
 
 
 def test_a_parameter_without_a_gradient_on_one_rank(tmp_path):
-    code = """
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
 import torch
 from common.mpi import proc_id
 from common.torch_utils import mpi_avg_grads
@@ -132,7 +135,7 @@ def test_indivisible_steps_are_an_error_printed_once(tmp_path):
 
 
 def test_an_environment_that_one_rank_lacks_is_an_error_on_all(tmp_path):
-    command = ["ppo_torch.py", "--env-id", "envs:MissingOnOne-v0", "--data-dir", tmp_path]
+    command = ["ppo_torch.py", "--env-id", "envs:MissingOnOne-v0", "--data-dir", tmp_path / "runs"]
     run = start(*command, ranks=2, warm=True, timeout=60)
     assert run.returncode == 2
     assert run.stderr.count("this machine lacks the simulator") == 1

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import gymnasium as gym
@@ -171,6 +172,15 @@ def test_from_python_mistakes_are_exceptions(trained, tmp_path):
     assert {int(policy(o)) for o in np.eye(4)} <= {0, 1}
 
 
+def test_actions_stay_within_bounds(trained, tmp_path):
+    import torch
+
+    folder = copy_of(trained("vpg_torch"), tmp_path / "large")
+    state = torch.load(folder / "model.pt", weights_only=True)
+    torch.save({name: 1000 * x for name, x in state.items()}, folder / "model.pt")
+    assert abs(play.load_policy(folder)(np.ones(3))) == 2.0
+
+
 def test_a_script_of_ones_own(trained, tmp_path):
     """It has another network and a name that does not tell the framework."""
     shutil.copytree(ROOT / "common", tmp_path / "common")
@@ -275,9 +285,10 @@ def test_mujoco_gets_egl_on_linux_alone(platform, gl, trained, tmp_path, monkeyp
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     monkeypatch.setattr(sys, "platform", platform)
-    film = tmp_path / "film.gif"
+    film, filters = tmp_path / "film.gif", list(warnings.filters)
     returns(trained("vpg_torch"), episodes=1, max_ep_len=2, video=str(film))
     assert film.exists()
+    assert warnings.filters == filters, "they are as before"
     assert play.os.environ.get("MUJOCO_GL") == gl
     monkeypatch.delenv("MUJOCO_GL", raising=False)
 
