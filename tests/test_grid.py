@@ -63,7 +63,7 @@ def processes(data_dir):
     return found
 
 
-def wait_until(true, seconds=60):
+def wait_until(true, seconds=120):
     deadline = time.time() + seconds
     while not true():
         assert time.time() < deadline

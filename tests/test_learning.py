@@ -1,7 +1,7 @@
 """Every script learns, to a level that no random or inverted policy reaches."""
 
 import pytest
-from helpers import ON_POLICY_SCRIPTS, progress, train
+from helpers import OFF_POLICY_SCRIPTS, ON_POLICY_SCRIPTS, progress, train
 
 SETTINGS = {
     "vpg": dict(pi_lr=2e-2, steps_per_epoch=1000, epochs=30, train_v_iters=40),
@@ -41,3 +41,14 @@ def test_the_line_search_keeps_the_kl_limit(script, tmp_path):
     npg = progress(train(script, tmp_path, algo="npg", exp_name="npg", **settings))
     assert (npg["KL"] > 0.05).any()
     assert (npg["BacktrackIters"] == 0).all()
+
+
+PENDULUM = dict(env_id="Pendulum-v1", gamma=0.98, steps_per_epoch=2000, epochs=5)
+PENDULUM |= dict(hidden_sizes=(32, 32), batch_size=32, update_after=500, start_steps=1000)
+
+
+@pytest.mark.parametrize("script", OFF_POLICY_SCRIPTS)
+def test_pendulum(script, tmp_path):
+    table = progress(train(script, tmp_path, **PENDULUM))
+    assert table["AverageTestEpRet"].iloc[0] < -600
+    assert table["AverageTestEpRet"].max() > -300

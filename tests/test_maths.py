@@ -326,7 +326,7 @@ def test_density_and_its_gradient_are_finite_far_out(script, mu):
     assert abs(grads[-1][0] - 2 * 2 * np.sign(mu)) < 1e-3  # 2 sign(mu) for each of two actions
 
 
-def test_adam_is_torchs_adam():
+def test_adam_in_tf1_is_torchs_adam():
     import tensorflow.compat.v1 as tf
     import torch
 
@@ -334,7 +334,7 @@ def test_adam_is_torchs_adam():
 
     start = np.linspace(-2, 3, 6).astype(np.float32).reshape(2, 3)
     p = torch.nn.Parameter(torch.as_tensor(start.copy()))
-    optimizer = torch.optim.Adam([p], 0.01, fused=True)
+    optimizer = torch.optim.Adam([p], 0.01)
     for _ in range(200):
         optimizer.zero_grad()
         (torch.sin(p) + 1e-9 * p).sum().backward()
@@ -353,3 +353,30 @@ def test_adam_is_torchs_adam():
         found = minimize()
         sess.run(tf.global_variables_initializer())
         np.testing.assert_allclose(sess.run(found), p.detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, dict(weight_decay=0.1), dict(amsgrad=True)])
+def test_adam_with_less_overhead_is_torchs_adam(settings):
+    """As users may call it: two groups, a scheduler, parameters that have no gradient yet."""
+    import torch
+
+    from common.torch_utils import Adam
+
+    def train(kind):
+        first, second, late = (torch.nn.Parameter(torch.linspace(-2, 3, 4)) for _ in range(3))
+        groups = [{"params": [first]}, {"params": [second, late], "lr": 0.05, "betas": (0.8, 0.99)}]
+        optimizer = kind(groups, lr=0.01, **settings)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
+        for i in range(20):
+            optimizer.zero_grad()
+            loss = torch.sin(first).sum() + (torch.sin(second) ** 2).sum()
+            loss = loss + torch.cos(late).sum() if i >= 10 else loss
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            if i == 14:  # as a checkpoint does
+                optimizer.load_state_dict(optimizer.state_dict())
+        return [p.detach().numpy() for p in (first, second, late)]
+
+    for found, expected in zip(train(Adam), train(torch.optim.Adam)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

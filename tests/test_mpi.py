@@ -44,11 +44,9 @@ def test_two_ranks_are_one_with_twice_the_data(script, tmp_path):
         assert relative_distance([two_ranks.adam[name].m], [adam.m]) < 1e-5
     a, b = (progress(run.folder).iloc[0] for run in (mine, one))
     np.testing.assert_allclose(a["LossV"], b["LossV"], rtol=1e-5)
-    np.testing.assert_allclose(a["KL"], b["KL"], rtol=0.05)
+    np.testing.assert_allclose(a["KL"], b["KL"], rtol=1e-3)
     for net, params in one_rank.nets.items():
-        print(net, relative_distance(two_ranks.nets[net], params))
-    print(a["KL"], b["KL"])
-    assert 0
+        assert relative_distance(two_ranks.nets[net], params) < 1e-5
 
 
 @pytest.mark.parametrize("script", OFF_POLICY_SCRIPTS)
@@ -79,10 +77,16 @@ def test_ppo_stops_early_on_all_ranks():
     assert len(set(stops)) == 1
 
 
+def start_code(code, path):
+    """Run a few lines on two ranks."""
+    path.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{code}")
+    run = start(path, ranks=2, warm=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
 def test_a_parameter_without_a_gradient_on_one_rank(tmp_path):
-    code = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
+    code = """
 import torch
 from common.mpi import proc_id
 from common.torch_utils import mpi_avg_grads
@@ -96,10 +100,41 @@ loss.backward()
 mpi_avg_grads(optimizer)
 print(always.grad.tolist(), sometimes.grad.tolist())
 """
-    (tmp_path / "missing.py").write_text(code)
-    run = start(tmp_path / "missing.py", ranks=2, warm=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == 2 * ["[4.0, 4.0] [3.0, 3.0]"]
+    assert start_code(code, tmp_path / "torch.py") == 2 * ["[4.0, 4.0] [3.0, 3.0]"]
+
+
+def test_averages_in_a_graph_come_in_one_order_on_all_ranks(tmp_path):
+    """Two loops have nothing to do with each other, and what they average is late on one rank."""
+    code = """
+import time
+import numpy as np
+import tensorflow.compat.v1 as tf
+from common.mpi import proc_id
+from common.tf1_utils import compiled, make_session, mpi_avg
+
+def late(x, rank):
+    def wait(x):
+        time.sleep(0.2 if proc_id() == rank else 0.0)
+        return x + np.float32(rank == proc_id())
+    return tf.ensure_shape(tf.numpy_function(wait, [x], x.dtype, stateful=False), x.shape)
+
+with tf.Graph().as_default():
+    x = tf.get_variable("x", initializer=np.zeros(2, np.float32))
+    y = tf.get_variable("y", initializer=np.zeros(3, np.float32))
+    sess = make_session(threads=2)
+
+    @compiled
+    def update():
+        for _ in tf.range(2):
+            x.assign(mpi_avg(late(tf.identity(x), 0)))
+        for _ in tf.range(2):
+            y.assign(mpi_avg(late(tf.identity(y), 1)))
+        return tf.identity(x), tf.identity(y)
+
+    x, y = sess.run(update())
+    print(x.tolist(), y.tolist())
+"""
+    assert start_code(code, tmp_path / "tf1.py") == 2 * ["[1.0, 1.0] [1.0, 1.0, 1.0]"]
 
 
 @pytest.mark.parametrize("script", ["ppo_torch", "ppo_tf1"])

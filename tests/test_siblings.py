@@ -7,18 +7,20 @@ import pytest
 from helpers import OFF_POLICY, OFF_POLICY_SCRIPTS, ON_POLICY, ON_POLICY_SCRIPTS, ROOT, SCRIPTS
 
 FAMILIES = [ON_POLICY, OFF_POLICY]
-# Lines of a shared loop that are there because of the algorithm: its columns, TD3's number of an
-# update for the delay, and how an action is drawn.
-OWN_LINES = re.compile(
-    r' *logger.log_tabular."(ClipFrac|StopIter|BacktrackIters|Q2Vals|LogPi|Alpha)".*\n'
-)
-OWN_CALLS = [
+# What differs in shared sections because the algorithms do: SAC's check of alpha, TD3's numbered
+# updates, and how an action is drawn.
+OWN = [
     (
-        "for n in range(steps - args.update_every, steps):  # an update for each step",
+        re.compile(r"    if args.autotune and args.alpha == 0:\n.*\n"),
+        "",
+    ),
+    (
+        re.compile(r"for n in range\(steps - args.update_every, steps\):  # one update per step.*"),
         "for _ in range(args.update_every):",
     ),
-    ("update(n + 1)", "update()"),
-    ("act(pi_params, o, rng, args.act_noise)", "act(pi_params, o, rng)"),
+    (re.compile(r"update\(n \+ 1\)"), "update()"),
+    (re.compile(r"update_burst\(steps\)"), "update_burst()"),
+    (re.compile(r"pi.act\(pi_params, o, rng, args.act_noise\)"), "pi.act(pi_params, o, rng)"),
 ]
 
 
@@ -40,9 +42,16 @@ def definitions(script):
 
 
 def sections(script):
-    """Map each one-line section comment of main() to the code below it."""
-    parts = re.split(r"^    # (.*)\n", definitions(script)["main"], flags=re.M)
+    """Map the first word of each section comment of train() to the code below it."""
+    parts = re.split(r"^    # (.*)\n", definitions(script)["train"], flags=re.M)
     return dict(zip(parts[1::2], parts[2::2]))
+
+
+def section(script, start):
+    (text,) = [text for name, text in sections(script).items() if name.startswith(start)]
+    for own, shared in OWN:
+        text = own.sub(shared, text)
+    return text
 
 
 def same(texts):
@@ -63,21 +72,30 @@ def test_networks(framework):
     vpg, ppo, trpo = (f"{algo}_{framework}" for algo in ON_POLICY)
     ddpg, td3, sac = (f"{algo}_{framework}" for algo in OFF_POLICY)
     mlp = "mlp" if framework == "torch" else "MLP"
-    shared_by([vpg, ppo, trpo], mlp, "ValueFunction", *(["Tanh"] if framework == "torch" else []))
+    shared_by([vpg, ppo, trpo], mlp, "mlp_numpy", "ValueFunction")
     shared_by([vpg, ppo], "CategoricalPolicy", "GaussianPolicy")
+    methods = ("__init__", "dist", "logp", "entropy", "dist_numpy", "act")
     for policy in ("CategoricalPolicy", "GaussianPolicy"):
-        methods = (f"{policy}.{method}" for method in ("__init__", "dist", "logp", "entropy"))
-        shared_by([vpg, ppo, trpo], *methods)
-    shared_by([ddpg, td3, sac], mlp, "QFunction")
+        shared_by([vpg, ppo, trpo], *(f"{policy}.{method}" for method in methods))
+    shared_by([ddpg, td3, sac], mlp, "mlp_numpy", "QFunction")
     shared_by([ddpg, td3], "Policy")
 
 
-def test_acting_and_buffers():
-    shared_by(ON_POLICY_SCRIPTS, "dist_numpy", "act", "GAEBuffer")
+def test_buffers_and_acting_in_both_frameworks():
+    shared_by(ON_POLICY_SCRIPTS, "GAEBuffer")
+    for policy in ("CategoricalPolicy", "GaussianPolicy"):
+        shared_by(ON_POLICY_SCRIPTS, f"{policy}.dist_numpy", f"{policy}.act")
     shared_by(OFF_POLICY_SCRIPTS, "ReplayBuffer")
-    shared_by([s for s in OFF_POLICY_SCRIPTS if "sac" not in s], "pi_numpy", "act")
-    shared_by(["sac_torch", "sac_tf1"], "dist_numpy", "act")
-    shared_by(["trpo_torch", "trpo_tf1"], "conjugate_gradient")
+    shared_by([s for s in OFF_POLICY_SCRIPTS if "sac" not in s], "Policy.act")
+    shared_by(["sac_torch", "sac_tf1"], "Policy.dist_numpy", "Policy.act")
+
+
+def test_mlp_in_numpy_but_for_how_much_faster_it_is():
+    def code(script):
+        return re.sub(r'""".*"""', "", definitions(script)["mlp_numpy"])
+
+    for scripts in (ON_POLICY_SCRIPTS, OFF_POLICY_SCRIPTS):
+        same(code(script) for script in scripts)
 
 
 @pytest.mark.parametrize("algo", ON_POLICY + OFF_POLICY)
@@ -98,45 +116,49 @@ def test_shared_arguments():
     same(shared(script) for script in SCRIPTS)
 
 
-def without_own(text):
-    text = OWN_LINES.sub("", text)
-    for own, shared in OWN_CALLS:
-        text = text.replace(own, shared)
-    return text
-
-
 @pytest.mark.parametrize("framework", ["torch", "tf1"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sections_of_main(framework, family):
-    found = [sections(f"{algo}_{framework}") for algo in family]
-    names = [name.split(":")[0] for name in found[0] if "step" not in name]
-    order = ["Set-up", "Networks", "Losses", "Update", "Loop"]
-    assert [name for name in names if name in order] == order
-    shared = [n for n in found[0] if n.startswith(("Set-up", "The only randomness", "Loop"))]
-    assert len(shared) == 3
-    for name in shared:
-        same(without_own(s[name]) for s in found)
+def test_sections_of_train(framework, family):
+    scripts = [f"{algo}_{framework}" for algo in family]
+    order = ["Set-up", "The only randomness", "Networks", "Update", "Act in NumPy"]
+    order += ["The NumPy policy", "Logs and checkpoints", "Loop"]
+    for script in scripts:
+        names = list(sections(script))
+        found = [next(i for i, name in enumerate(names) if name.startswith(x)) for x in order]
+        assert found == sorted(found)
+    for name in ("Set-up", "The only randomness", "Act in NumPy", "Loop"):
+        same(section(script, name) for script in scripts)
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf1"])
-def test_how_actions_and_tests_are_made(framework):
-    def acting(algo):
-        found = sections(f"{algo}_{framework}")
-        (text,) = [text for name, text in found.items() if name.startswith("Act in NumPy")]
-        return text
-
-    same(acting(algo) for algo in ON_POLICY)
-    same(acting(algo) for algo in ("ddpg", "td3"))
-    same(acting(algo)[acting(algo).index("    test_limit") :] for algo in OFF_POLICY)
+def test_the_check_of_the_numpy_policy_and_the_tests(framework):
+    same(section(f"{algo}_{framework}", "The NumPy policy") for algo in ON_POLICY)
+    same(section(f"{algo}_{framework}", "The NumPy policy") for algo in ("ddpg", "td3"))
+    same(section(f"{algo}_{framework}", "Test without noise") for algo in OFF_POLICY)
 
 
 @pytest.mark.parametrize("algo", ON_POLICY + OFF_POLICY)
 def test_the_loop_of_twins(algo):
-    loop = sections(f"{algo}_tf1")["Loop"]
-    refetch = re.compile(r" *pi_params = sess.run\(pi.params\)\n")
-    assert len(refetch.findall(loop)) == 2  # after a resume and after updates
-    same([sections(f"{algo}_torch")["Loop"], refetch.sub("", loop)])
+    """They differ by one call: TF1 runs a whole update, or a burst of them, as one graph."""
+
+    def loop(framework):
+        text = section(f"{algo}_{framework}", "Loop")
+        for call in (
+            r" *for _ in range\(args.update_every\):\n *update\(\)\n",
+            r" *update_burst\(\)\n",
+            r"        update\(\)\n",
+            r"        \*batch, values = buf.get\(value\)\n.*run_update\(\*batch\)\)\n",
+        ):
+            text = re.sub(call, "<update>\n", text)
+        assert text.count("<update>") == 1
+        return text
+
+    same(loop(framework) for framework in ("torch", "tf1"))
 
 
 def test_how_a_script_starts():
-    same(source(script).split("\nif __name__")[1] for script in SCRIPTS)
+    same(source(script).split("\nif __name__")[2] for script in SCRIPTS)
+    for framework in ("torch", "tf1"):
+        shared_by([script for script in SCRIPTS if script.endswith(framework)], "main")
+    with_graph = definitions("vpg_tf1")["main"]
+    assert with_graph.replace("tf.Graph().as_default(), ", "") == definitions("vpg_torch")["main"]
