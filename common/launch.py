@@ -181,6 +181,10 @@ class End:
             time.sleep(1)  # for the launcher to pass on what was printed: Abort ends it, too
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what MPI would add helps nobody
             comm().Abort(code or 1)
+        if isinstance(error, Interrupted):  # now, even if nobody reads what stdout still holds
+            if "mpi4py.MPI" in sys.modules:
+                sys.modules["mpi4py.MPI"].Finalize()  # which removes its shared memory
+            os._exit(code)
         sys.exit(code)
 
     def meet(self, code):

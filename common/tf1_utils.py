@@ -22,7 +22,7 @@ def make_session(threads=1):
             intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
         )
     )
-    tf.get_variable("mpi/turn", [], trainable=False)  # see mpi_avg
+    tf.get_variable("mpi/turn", initializer=0.0, trainable=False)  # see mpi_avg
     sess.run(tf.global_variables_initializer())
     for variable in tf.trainable_variables():
         value = np.array(sess.run(variable))  # a scalar would be read-only

@@ -158,6 +158,13 @@ class MissingOnOne(Odd):
             raise gym.error.DependencyNotInstalled("this machine lacks the simulator")
 
 
+class Faulty(Odd):
+    """Cannot be made because of a fault in its own code."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(length=1 / 0)
+
+
 class Raises(Odd):
     """Fails on the last rank after a while."""
 
@@ -227,6 +234,10 @@ SPACES = {
     "AsymmetricAction": dict(
         action_space=Box(np.array([-1, 0.5], np.float32), np.array([3, 0.75], np.float32))
     ),
+    "DictAsymmetric": dict(
+        observation_space=Dict(x=Box(-1, 1, (2, 2)), n=Discrete(3)),
+        action_space=Box(np.array([-1, 0.5], np.float32), np.array([3, 0.75], np.float32)),
+    ),
     "UnboundedAction": dict(action_space=Box(-np.inf, np.inf, (2,))),
     "SequenceObs": dict(observation_space=Sequence(Box(-1, 1, (2,)))),
     "MultiDiscreteAction": dict(action_space=MultiDiscrete([2, 3])),
@@ -249,3 +260,4 @@ gym.register("Private-v0", entry_point=Private)
 gym.register("HugeReward-v0", entry_point=HugeReward)
 gym.register("MissingOnOne-v0", entry_point=MissingOnOne)
 gym.register("Raises-v0", entry_point=Raises)
+gym.register("Faulty-v0", entry_point=Faulty)

@@ -1,5 +1,7 @@
 """Starting the scripts as users do, and reading what they leave."""
 
+import contextlib
+import fcntl
 import functools
 import importlib
 import os
@@ -43,6 +45,7 @@ def popen(*command, cwd=ROOT, ranks=1, warm=False, **kwargs):
     warm=True tells the framework by the script's name.
     """
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    env.pop("TF_XLA_FLAGS", None)  # with a cache, TensorFlow complains about the cache's format
     streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     words = python(*command, ranks=ranks, warm=warm)
     return subprocess.Popen(words, cwd=cwd, **{"env": env, **streams, **kwargs})
@@ -52,22 +55,50 @@ def python(*command, ranks=1, warm=False):
     """Return the words of `mpirun -np ranks python command`."""
     launcher = [MPIRUN, "-np", str(ranks)] if ranks > 1 else []
     words = [*launcher, sys.executable]
-    if warm:
+    if warm and sys.platform == "linux":
         if warm is True:
             warm = "tf1" if "tf1" in Path(command[0]).name else "torch"
-        words += ["-IS", str(ROOT / "tests" / "warm.py"), warm_server(warm)[0]]
+        words += ["-IS", str(ROOT / "tests" / "warm.py"), warm_server(warm)]
     return [*words, *map(str, command)]
 
 
 @functools.cache
 def warm_server(framework):
-    """Start a process that forks scripts; return its address and what keeps it alive."""
-    folder = tempfile.TemporaryDirectory(prefix="sidespin")
-    command = [sys.executable, ROOT / "tests" / "warm.py", f"{folder.name}/socket", framework]
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    server = subprocess.Popen(command, **pipes)
-    assert server.stdout.readline() == "ready\n"
-    return f"{folder.name}/socket", server, folder
+    """Return the address of a process that forks scripts; it is started once per session."""
+    address = str(session_folder() / f"{framework}.socket")
+    with once(address) as needed:
+        if needed:
+            command = [sys.executable, ROOT / "tests" / "warm.py", address, framework]
+            server = subprocess.Popen([*command, str(session_pid())], stdout=subprocess.PIPE)
+            assert server.stdout.readline() == b"ready\n"
+    return address
+
+
+def session_pid():
+    """Return the id of the process that pytest was started as."""
+    return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+
+
+def session_folder():
+    """Return a folder that all processes of a session share; it is deleted at the end."""
+    folder = Path(tempfile.gettempdir()) / f"sidespin-{session_pid()}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def scratch():
+    """Return a folder of this process alone; it is deleted at the end of the session."""
+    folder = session_folder() / str(os.getpid())
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def once(path):
+    """Tell whether this is the first process of the session to make a file, the others wait."""
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not os.path.exists(path)
 
 
 def as_flags(**settings):
@@ -183,11 +214,10 @@ def brief(script, **settings):
 @functools.cache
 def trained(script):
     """Return the folder of a run of brief() settings, made once for all tests that only read it."""
-    return train(script, scratch(), **brief(script))
-
-
-@functools.cache
-def scratch():
-    """Return a folder that is deleted when Python ends."""
-    scratch.owner = tempfile.TemporaryDirectory(prefix="sidespin")
-    return Path(scratch.owner.name)
+    name = f"{script}_Pendulum-v1"
+    folder = session_folder() / name / f"{name}_s7"
+    with once(session_folder() / f"{name}.done") as needed:
+        if needed:
+            assert train(script, session_folder(), **brief(script)) == folder
+            (session_folder() / f"{name}.done").touch()
+    return folder

@@ -1,6 +1,6 @@
 """Start scripts from a process that has imported the large libraries already.
 
-    python warm.py SOCKET torch                 waits, and forks whenever it is asked to
+    python warm.py SOCKET torch PID             forks whenever asked to, as long as PID is there
     python -IS warm.py SOCKET ppo_torch.py ...  stands for `python ppo_torch.py ...`
 
 Importing takes 3 to 6 seconds, forking a tenth of one: that is why the tests can afford to start
@@ -46,7 +46,7 @@ def ask(address, argv):
     os._exit(os.waitstatus_to_exitcode(status))
 
 
-def serve(address, framework):
+def serve(address, framework, pid):
     """Fork whenever asked to; return in what is to become the script."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     for name in f"{LIBRARIES[framework]} {LIBRARIES['both']}".split():
@@ -59,13 +59,15 @@ def serve(address, framework):
     server.bind(address)
     server.listen()
     print("ready", flush=True)
-    while server in select.select([server, sys.stdin], [], [])[0]:
+    sys.stdout.close()
+    session = os.pidfd_open(int(pid))
+    while session not in select.select([server, session], [], [])[0]:
         client, _ = server.accept()
         if os.fork() == 0:
             server.close()
             return mind(client)
         client.close()
-    os._exit(0)  # nobody needs it any more
+    os._exit(0)
 
 
 def mind(client):
