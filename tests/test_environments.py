@@ -59,7 +59,7 @@ def test_odd_spaces(script, tmp_path):
         (
             "vpg_torch",
             "envs:Faulty-v0",
-            r"cannot make .*: division by zero \(ZeroDiv.* envs.py, li",
+            r"cannot make .*: division by zero \(ZeroDiv.*envs.py, li",
         ),
         (
             "ddpg_torch",

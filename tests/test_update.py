@@ -359,6 +359,17 @@ def test_ppo_stops_early(script):
     np.testing.assert_array_equal(stops, twin.logged["StopIter"])
 
 
+@pytest.mark.parametrize("script", ["trpo_torch", "trpo_tf1"])
+def test_the_line_search_keeps_the_kl_limit(script):
+    kept = recorded(script, **settings(script))
+    assert all(kept.logged["KL"] <= kept.args.delta)
+    assert all(kept.logged["DeltaLossPi"] >= 0)
+    assert all(kept.logged["BacktrackIters"] > 0), "or there was nothing to search for"
+    npg = recorded(script, plain=script in TF1, algo="npg", **settings(script))
+    assert all(npg.logged["KL"] > kept.args.delta)
+    assert all(npg.logged["BacktrackIters"] == 0)
+
+
 def unmoved(script):
     """Return a run whose only update leaves all networks as they were.
 
