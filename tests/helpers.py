@@ -46,6 +46,7 @@ def popen(*command, cwd=ROOT, ranks=1, warm=False, **kwargs):
     """
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     env.pop("TF_XLA_FLAGS", None)  # with a cache, TensorFlow complains about the cache's format
+    env.pop("PYTHONUNBUFFERED", None)  # most users do not have it
     streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     words = python(*command, ranks=ranks, warm=warm)
     return subprocess.Popen(words, cwd=cwd, **{"env": env, **streams, **kwargs})

@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -24,7 +23,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from common.checkpoint import unpack
 from common.mpi import comm, proc_id
-from helpers import MPIRUN, ROOT, scratch, warm_server
+from helpers import ROOT, scratch, start
 
 # The optimizers of each script, in order
 ADAMS = {"vpg": "pi v", "ppo": "pi v", "trpo": "v", "ddpg": "pi q", "td3": "pi q"}
@@ -85,13 +84,10 @@ def recorded(script, plain=False, **settings):
 
 def record_apart(script, ranks=1, **settings):
     """Do the same on several ranks, or with XLA as users have it; return one result per rank."""
-    out = Path(tempfile.mkdtemp(dir=scratch()))
-    launcher = [MPIRUN, "-np", str(ranks)] if ranks > 1 else []
-    server = warm_server(script.split("_")[1])[0]  # which has imported the framework
-    words = [*launcher, sys.executable, "-IS", ROOT / "tests" / "warm.py", server]
-    words += [ROOT / "tests" / "record.py", script, out, json.dumps(settings)]
-    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
+    out = tempfile.mkdtemp(dir=scratch())
+    env = {key: x for key, x in os.environ.items() if key not in ("XLA_FLAGS", "TF_XLA_FLAGS")}
+    command = ROOT / "tests" / "record.py", script, out, json.dumps(settings)
+    done = start(*command, ranks=ranks, warm=script.split("_")[1], env=env)
     assert done.returncode == 0, done.stderr
     return [load(f"{out}.{rank}.npz") for rank in range(ranks)]
 
