@@ -67,6 +67,7 @@ class Args:
     algos: tuple[Literal["vpg", "ppo", "trpo", "ddpg", "td3", "sac"], ...] = (
         ON_POLICY + OFF_POLICY
     )  # which rows of the first two
+    batch_sizes: tuple[int, ...] = (100, 256)  # of the rows off-policy
     on_policy_rounds: int = 4  # windows of each program, of which the best counts
     off_policy_rounds: int = 10  # the same off-policy, where windows are short
     on_policy_window: int = 4000  # steps of a window, on-policy: an epoch
@@ -239,7 +240,7 @@ def off_policy(args) -> Iterator[dict]:
     window, hidden_sizes = args.off_policy_window, (256, 256)
     warm_up = 2 + 1000 // window
     for algo in OFF_POLICY:
-        for batch_size in (100, 256):
+        for batch_size in args.batch_sizes:
             if algo not in args.algos:
                 continue
             settings = {"batch_size": batch_size, "hidden_sizes": hidden_sizes}

@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from helpers import ROOT, scratch, start
+
 from common.checkpoint import unpack
 from common.mpi import comm, proc_id
-from helpers import ROOT, scratch, start
 
 # The optimizers of each script, in order
 ADAMS = {"vpg": "pi v", "ppo": "pi v", "trpo": "v", "ddpg": "pi q", "td3": "pi q"}
@@ -163,7 +164,7 @@ def by_network(arrays):
     """Group arrays by network; names are q1.net.0.weight, targ.q1.net.0.weight or q1_targ/w0."""
     nets = {}
     for name, x in arrays.items():
-        of_net = re.match(r"(targ\.)?([a-z0-9]+)(_targ)?[./]", name)
+        of_net = re.match(r"(targ\.)?(pi|v|q1|q2)(_targ)?[./]", name)
         if name.startswith("log_alpha"):
             nets["log_alpha"] = [x]
         elif of_net and not name.endswith(("center", "half_range")):

@@ -373,7 +373,7 @@ def test_the_line_search_keeps_the_kl_limit(script):
 def unmoved(script):
     """Return a run whose only update leaves all networks as they were.
 
-    TRPO has no learning rate: its full step breaks the limit, and the line search never shortens it.
+    TRPO has no learning rate. Its full step breaks the limit, and the line search tries no other.
     """
     own = dict(pi_lr=0.0)
     if "trpo" in script:
