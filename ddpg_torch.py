@@ -20,7 +20,7 @@ import copy
 import signal
 from dataclasses import dataclass
 
-if __name__ == "__main__":
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the slow imports: no traceback
 
 import numpy as np
@@ -218,7 +218,7 @@ def train(args, run):
     # Logs and checkpoints
     logger = EpochLogger(run, "EpRet* TestEpRet* EpLen TestEpLen Q1Vals* LossPi LossQ")
     state = State(model, targets, pi_optimizer, q_optimizer)
-    checkpoint = Checkpoint(run, state, rng, env, buf)
+    checkpoint = Checkpoint(run, state, rng, env, buf, test_env)
 
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0

@@ -22,7 +22,7 @@ import os
 import signal
 from dataclasses import dataclass
 
-if __name__ == "__main__":
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the slow imports: no traceback
 
 import numpy as np
@@ -259,7 +259,7 @@ def train(args, run):
 
     # Logs and checkpoints
     logger = EpochLogger(run, "EpRet* TestEpRet* EpLen TestEpLen Q1Vals* Q2Vals* LossPi LossQ")
-    checkpoint = Checkpoint(run, State(sess), rng, env, buf)
+    checkpoint = Checkpoint(run, State(sess), rng, env, buf, test_env)
 
     # Loop
     o, ep_ret, ep_len = env.reset(seed=int(rng.integers(2**31)))[0], 0.0, 0

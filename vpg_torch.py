@@ -17,7 +17,7 @@ https://arxiv.org/abs/1506.02438
 import signal
 from dataclasses import dataclass
 
-if __name__ == "__main__":
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the slow imports: no traceback
 
 import numpy as np
@@ -173,7 +173,7 @@ class GAEBuffer:
         """Return o, a, adv, ret and values of the epoch, and start a new one."""
         ends, last_o, d = zip(*self.paths)
         # Nothing can be gained beyond a terminal state; a path cut short would have continued.
-        last_v = dict(zip(ends, np.where(d, 0.0, value(np.stack(last_o))).tolist()))
+        last_v = dict(zip(ends, np.where(d, 0.0, value(np.float32(last_o))).tolist()))
         values = value(self.o)
         adv, ret = np.zeros_like(self.r), np.zeros_like(self.r)
         r, v = self.r.tolist(), values.tolist()

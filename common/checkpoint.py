@@ -32,8 +32,9 @@ class Checkpoint:
     wrapped further: numbers and arrays that a wrapper holds are saved, too.
     """
 
-    def __init__(self, run, state, rng, env, buf=None):
+    def __init__(self, run, state, rng, env, buf=None, test_env=None):
         self.run, self.state, self.rng, self.env, self.buf = run, state, rng, env, buf
+        self.test_env = test_env
         self.folder = run.folder / "checkpoint"
         self.epoch, self.stored, self.replay = 0, 0, []  # of the last checkpoint
         self.inner = env
@@ -44,6 +45,7 @@ class Checkpoint:
 
     def restore(self, o, ep_ret, ep_len):
         """Return the epochs done and the current episode: the one given, or the checkpoint's."""
+        self.run.restored = True
         found = epochs_saved(self.run.folder) if self.run.resumes else []
         damages = []
         for epoch in sorted(comm().bcast(found), reverse=True):
@@ -66,6 +68,8 @@ class Checkpoint:
         self.rng.bit_generator.state = part["rng"]
         replays = self.inner.replay(part["episode"])
         set_state(self.env, part["wrappers"])
+        if self.test_env is not None:
+            set_state(self.test_env, part["test_env"])
         strayed = [rank for rank, there in enumerate(comm().allgather(replays)) if not there]
         if strayed:
             ranks = f" on rank {', '.join(map(str, strayed))}" if num_procs() > 1 else ""
@@ -96,6 +100,9 @@ class Checkpoint:
             part = {"rng": self.rng.bit_generator.state, "episode": self.inner.episode()}
             part |= {"now": [o, float(ep_ret), ep_len], "state": self.state.get_state()}
             part |= {"wrappers": get_state(self.env, until=self.inner)}
+            if self.test_env is not None:  # it is seeded before every episode
+                bare = self.test_env.unwrapped
+                part["test_env"] = get_state(self.test_env, until=bare)
             part |= {"stored": self.stored, "replay": self.replay}
             digest = self._write(f"epoch{epoch}.rank{rank}.npz", pack(part))
             digests = comm().gather(digest)  # also waits for all ranks to have written their parts
@@ -194,7 +201,7 @@ def pack(tree):
             return [visit(value) for value in x]
         if isinstance(x, np.ndarray | np.generic):
             arrays[f"array{len(arrays)}"] = x
-            return {"array": len(arrays) - 1}
+            return {"$array": len(arrays) - 1}
         return x
 
     structure = visit(tree)
@@ -206,8 +213,8 @@ def unpack(arrays):
 
     def visit(x):
         if isinstance(x, dict):
-            if set(x) == {"array"}:
-                return arrays[f"array{x['array']}"][()]  # a number if it has no dimensions
+            if set(x) == {"$array"}:
+                return arrays[f"array{x['$array']}"][()]  # a number if it has no dimensions
             return {key: visit(value) for key, value in x.items()}
         return [visit(value) for value in x] if isinstance(x, list) else x
 

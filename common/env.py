@@ -183,7 +183,9 @@ def _text(state):
 
 
 def _is_plain(x):
-    return isinstance(x, bool | int | float | np.number | np.ndarray)
+    if isinstance(x, np.ndarray):
+        return not x.dtype.hasobject  # which could only be pickled
+    return isinstance(x, bool | int | float | np.number)
 
 
 def _bit_generator(x):

@@ -125,6 +125,13 @@ def remove_stale_segments():
                 path.unlink()
 
 
+def remove_own_segments():
+    with contextlib.suppress(OSError):
+        maps = Path("/proc/self/maps").read_text()
+        for path in set(re.findall(r"/dev/shm/mpich_shm_\w+", maps)):
+            os.unlink(path)
+
+
 def is_job():
     """Tell whether a launcher has started this process, as one rank of a job."""
     signs = {*LAUNCHERS, "PMIX_RANK"} & set(os.environ)
@@ -180,11 +187,16 @@ class End:
             say_why(error or SystemExit(0), alone=True)
             time.sleep(1)  # for the launcher to pass on what was printed: Abort ends it, too
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what MPI would add helps nobody
+            remove_own_segments()  # Abort leaves them behind
             comm().Abort(code or 1)
         if isinstance(error, Interrupted):  # now, even if nobody reads what stdout still holds
             if "mpi4py.MPI" in sys.modules:
                 sys.modules["mpi4py.MPI"].Finalize()  # which removes its shared memory
             os._exit(code)
+        try:
+            sys.stdout.flush()
+        except (OSError, AttributeError):  # nobody reads it, or it was closed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(code)
 
     def meet(self, code):

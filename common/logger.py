@@ -83,6 +83,8 @@ class EpochLogger:
 
     def _begin(self, epoch):
         """Cut the run's files back to the epochs that are done; the rest is done again."""
+        if self.run.resumes and not self.run.restored:
+            raise SidespinError("this script has no checkpoint to resume from", 1)
         lines = self.run.rows()[: epoch + 1] if epoch else []
         names = self.header.split()
         rows = [dict(zip(names, map(float, line.split(b"\t")))) for line in lines[1:]]

@@ -56,6 +56,7 @@ class Run:
         self.config = json.loads(json.dumps(config, default=str))  # as read back: tuples are lists
         self.identity = {k: v for k, v in self.config.items() if k not in MAY_DIFFER}
         self.table, self.resumes, self.epochs_done = None, False, None  # None: no step yet
+        self.restored = False  # by a checkpoint, if there is one
         self.on_exit = contextlib.ExitStack()  # what is to be closed however the run ends
 
     def __enter__(self):
@@ -101,6 +102,8 @@ class Run:
             if len(os.fsencode(self.folder.name)) > 255:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
             self.is_new = not old
+            folders = (self.folder, *self.folder.parents[:2])
+            self.made = [folder for folder in folders if not folder.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
             self.table = open(self.folder / "progress.txt", "ab+", buffering=0)
             _lock(self.table)
@@ -136,8 +139,8 @@ class Run:
         with contextlib.suppress(OSError):
             for name in ("config.json", "script.py", "progress.txt"):
                 (self.folder / name).unlink(missing_ok=True)
-            for folder in (self.folder, *self.folder.parents[:2]):
-                folder.rmdir()  # which removes empty ones only
+            for folder in self.made:
+                folder.rmdir()
 
     def difference(self):
         """Return why the run in the folder cannot be continued as this one, or None."""

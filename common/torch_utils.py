@@ -25,11 +25,18 @@ class Adam(torch.optim.Adam):
         super().__init__(params, lr, fused=True, **kwargs)
 
     @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if group["amsgrad"] or any(p not in self.state for p in params):
-                return super().step()  # which creates the state
+    def step(self, closure=None):
+        groups = [[p for p in g["params"] if p.grad is not None] for g in self.param_groups]
+        rare = closure or self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        rare = rare or any(p not in self.state for params in groups for p in params)
+        kinds = ("amsgrad", "decoupled_weight_decay")
+        if rare or any(group.get(kind) for group in self.param_groups for kind in kinds):
+            step = torch.optim.Adam.step  # which also creates the state of new parameters
+            step = step if hasattr(step, "hooked") else self.profile_hook_step(step)
+            return step(self, closure)
+        for group, params in zip(self.param_groups, groups):
+            if not params:
+                continue
             states = [self.state[p] for p in params]
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
@@ -48,6 +55,7 @@ class Adam(torch.optim.Adam):
                 amsgrad=False,
                 maximize=group["maximize"],
             )
+        return None
 
     step.hooked = True  # so that torch does not wrap it in its profiler
 

@@ -543,7 +543,7 @@ def test_other_columns_than_the_run_has(tmp_path):
     run_copy(copy_of("ppo_torch", tmp_path / "a"), data_dir=str(tmp_path))
     edit = ('columns = "EpRet* ', 'columns = "Idea EpRet* ')
     path = copy_of("ppo_torch", tmp_path / "b", edit)
-    with pytest.raises(SidespinError, match=r"cannot resume .*: it has other columns"):
+    with pytest.raises(SidespinError, match=r"is damaged or has other columns"):
         run_copy(path, data_dir=str(tmp_path), resume=True, epochs=3)
 
 
@@ -576,5 +576,6 @@ def test_a_learning_rate_as_a_variable_in_tf1(tmp_path):
     then, now = rows(trained("ppo_tf1")), rows(folder)
     assert then[0] == now[0]
     assert then[1] != now[1], "the new rate was used"
-    rates = [x for x in state_of(folder, 2).values() if x.dtype == np.float32 and x.ndim == 0]
+    state = {name: x for name, x in state_of(folder, 2).items() if name != "mpi/turn"}
+    rates = [x for x in state.values() if x.dtype == np.float32 and x.ndim == 0]
     np.testing.assert_allclose(rates, [3e-4 / 4], rtol=1e-6)

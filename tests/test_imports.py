@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from helpers import ROOT, SCRIPTS, TF1, TORCH, assert_same, brief, progress, start, train
+from helpers import ROOT, SCRIPTS, TF1, TORCH, assert_same, brief, progress, start, train, trained
 
 from common.errors import SidespinError
 
@@ -161,18 +161,23 @@ def interrupted(script, data_dir, error, step, monkeypatch, **settings):
     return caught.value
 
 
-@pytest.mark.parametrize("script", ["ppo_torch", "sac_torch", "ppo_tf1"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), Stop("the simulator")])
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("ppo_torch", KeyboardInterrupt()),
+        ("sac_torch", Stop("the simulator")),
+        ("ppo_tf1", KeyboardInterrupt()),
+    ],
+)
 def test_what_is_raised_inside_main_leaves_a_run_that_resumes(script, error, tmp_path, monkeypatch):
     """In the same process: the folder's lock is released, and nothing is in the way."""
-    settings = brief(script, num_test_episodes=0) if "sac" in script else brief(script)
-    caught = interrupted(script, tmp_path / "a", error, 130, monkeypatch, **settings)
+    step = 230 if script == "sac_torch" else 130  # which has 100 steps of testing after 100
+    caught = interrupted(script, tmp_path, error, step, monkeypatch, **brief(script))
     assert caught is error
     note = "stopped after 1 epoch; to resume: main(Args(..., resume=True))"
     assert error.__notes__[-1:] == [note]
-    folder = train(script, tmp_path / "a", resume=True, **settings)
-    whole = train(script, tmp_path / "b", **settings)
-    assert_same(folder, whole)
+    folder = train(script, tmp_path, resume=True, **brief(script))
+    assert_same(folder, trained(script))
 
 
 def test_a_notebook_cell_that_failed_before_the_first_step_can_be_run_again(tmp_path, monkeypatch):

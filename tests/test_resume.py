@@ -34,10 +34,10 @@ import common.run
 from common.errors import SidespinError
 
 # Twelve epochs of about a tenth of a second; the replay buffer of off-policy scripts wraps.
-SHORT = dict(env_id="Hopper-v4", epochs=12, steps_per_epoch=240, hidden_sizes=(16,))
+SHORT = dict(env_id="Hopper-v4", epochs=12, steps_per_epoch=120, hidden_sizes=(8,))
 SHORT_ON_POLICY = dict(train_v_iters=4)
-SHORT_OFF_POLICY = dict(start_steps=240, update_after=240, update_every=12, batch_size=32)
-SHORT_OFF_POLICY |= dict(replay_size=500, num_test_episodes=1)
+SHORT_OFF_POLICY = dict(start_steps=120, update_after=120, update_every=40, batch_size=16)
+SHORT_OFF_POLICY |= dict(replay_size=250, num_test_episodes=1)
 
 
 def short(script, **kwargs):
@@ -363,11 +363,11 @@ def test_a_checkpoint_writes_only_what_is_new(tmp_path, monkeypatch):
     monkeypatch.setattr(common.checkpoint, "write_file", counting)
     folder = train("ddpg_torch", tmp_path, **short("ddpg_torch", epochs=6))
     replay = [(name, size) for name, size in written if name.startswith("replay")]
-    names = [f"replay.rank0.{240 * i}-{240 * (i + 1)}.npz" for i in range(6)]
+    names = [f"replay.rank0.{120 * i}-{120 * (i + 1)}.npz" for i in range(6)]
     assert [name for name, _ in replay] == names
     transition = 4 * (11 + 3 + 1 + 11 + 1)
-    assert all(240 * transition < size < 240 * transition + 2000 for _, size in replay)
-    # 500 transitions: the last checkpoint needs those from 940, the one before from 700
+    assert all(120 * transition < size < 120 * transition + 2000 for _, size in replay)
+    # 250 transitions: the last checkpoint needs those from 470, the one before from 350
     kept = sorted(p.name for p in (folder / "checkpoint").glob("replay*"))
     assert kept == sorted(names[2:])
     shutil.rmtree(folder)
@@ -375,7 +375,7 @@ def test_a_checkpoint_writes_only_what_is_new(tmp_path, monkeypatch):
     settings = {**short("ddpg_torch", epochs=6), "save_freq": 3}
     folder = train("ddpg_torch", tmp_path, **settings)
     kept = sorted(p.name for p in (folder / "checkpoint").glob("replay*"))
-    assert kept == ["replay.rank0.220-720.npz", "replay.rank0.940-1440.npz"]
+    assert kept == ["replay.rank0.110-360.npz", "replay.rank0.470-720.npz"]
 
 
 def test_resume_of_nothing_is_a_start(tmp_path, capsys):

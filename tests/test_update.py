@@ -394,6 +394,19 @@ def test_no_iterations_leave_the_value_function_alone(script):
     assert abs(kept.logged["DeltaLossV"].item()) < 1e-6 * kept.logged["LossV"].item()
 
 
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
+def test_weights_start_alike_and_as_torch_would_draw_them(script):
+    assert not moved(script, "pi")
+    assert not moved(script, "v")
+    log_std, *pi = checkpoint(unmoved(script).folder, 1).nets["pi"]
+    v = checkpoint(unmoved(script).folder, 1).nets["v"]
+    np.testing.assert_array_equal(log_std, np.float32(-0.5))
+    for w, b in zip((pi + v)[::2], (pi + v)[1::2], strict=True):
+        bound = w.shape[1] ** -0.5
+        assert 0.5 * bound < np.abs(w).max() <= bound
+        assert np.abs(b).max() <= bound
+
+
 @pytest.mark.parametrize("script", ["trpo_torch", "trpo_tf1"])
 def test_a_line_search_that_fails_restores_the_policy(script):
     kept = unmoved(script)
