@@ -58,7 +58,8 @@ def launch(main, args_class):
 
 
 def _interrupt(number, frame):
-    signal.signal(number, signal.SIG_IGN)  # once is enough
+    for other in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(other, signal.SIG_IGN)  # once is enough
     raise Interrupted(number)
 
 

@@ -106,14 +106,15 @@ class EpochLogger:
         if self.epoch_start is None:  # the first step of all: setting up does not count
             self.epoch_start, self.run.epochs_done = now, epoch
         last = step + 1 == steps
-        if proc_id() > 0 or (now < self.next_progress and not last):
+        if proc_id() > 0 or self.next_progress == np.inf or (now < self.next_progress and not last):
             return
         self.next_progress = now + 0.2
         if self.bar is None:
-            self.bar = self._make_bar(epoch * self.args.steps_per_epoch)
-        if self.bar.disable:
-            self.next_progress = np.inf
-            return
+            terminal = find_terminal()
+            if terminal is None:
+                self.next_progress = np.inf
+                return
+            self.bar = self._make_bar(epoch * self.args.steps_per_epoch, terminal)
         returns = self.stored.get("EpRet") or [self.last_return]
         self.last_return = float(np.mean(returns[-1]))
         phase = "testing" if "TestEpRet" in self.stored else "updating"
@@ -123,15 +124,13 @@ class EpochLogger:
         self.bar.ncols = os.get_terminal_size(self.bar.fp.fileno()).columns - 3  # room for ^C
         self.bar.refresh()
 
-    def _make_bar(self, initial):
+    def _make_bar(self, initial, terminal):
         from tqdm import tqdm
 
-        terminal = find_terminal()
         bar = tqdm(
             total=self.args.epochs * self.args.steps_per_epoch,
             initial=initial,
-            file=terminal or sys.stderr,
-            disable=terminal is None,
+            file=terminal,
             bar_format="{desc} |{bar}| {rate:,.0f} steps/s, {remaining} left",
             smoothing=0,  # the mean rate: an epoch's steps are fast and its update is not a step
             delay=1,  # do not draw it yet: there is no rate
@@ -142,7 +141,7 @@ class EpochLogger:
         return bar
 
     def hide_progress(self):
-        if self.bar is not None and not self.bar.disable:
+        if self.bar is not None:
             self.bar.clear()
 
 

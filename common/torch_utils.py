@@ -65,12 +65,14 @@ def mpi_avg_grads(optimizer):
     if num_procs() == 1:
         return
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    for p in params:
-        if p.grad is None:  # on this rank, that is: another one may have a gradient
-            p.grad = torch.zeros_like(p)
-    grads = torch.as_tensor(mpi_avg(torch.cat([p.grad.flatten() for p in params]).numpy()))
-    for p, grad in zip(params, grads.split([p.numel() for p in params])):
-        p.grad.copy_(grad.view_as(p))
+    mine = torch.tensor([float(p.grad is not None) for p in params])  # another rank may have one
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    flat = torch.cat([mine, *(grad.flatten() for grad in grads)])
+    flat = torch.as_tensor(mpi_avg(flat.numpy()))
+    for p, any_rank, grad in zip(
+        params, flat, flat[len(params) :].split([p.numel() for p in params])
+    ):
+        p.grad = grad.view_as(p) if any_rank else None
 
 
 def save_model(run, module, epoch):
