@@ -35,6 +35,8 @@ PATIENCE = 4  # seconds that a rank which has ended waits for the others to end,
 class Interrupted(BaseException):
     """A signal has asked the program to end."""
 
+    raised = False
+
 
 def launch(main, args_class):
     """Run main(args) with the arguments of the command line; a failure on one rank ends all."""
@@ -58,9 +60,9 @@ def launch(main, args_class):
 
 
 def _interrupt(number, frame):
-    for other in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(other, signal.SIG_IGN)  # once is enough
-    raise Interrupted(number)
+    if not Interrupted.raised:  # once is enough, also if two signals come at the same time
+        Interrupted.raised = True
+        raise Interrupted(number)
 
 
 def parse_args(args_class, doc):
