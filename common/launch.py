@@ -42,9 +42,7 @@ def launch(main, args_class):
     """Run main(args) with the arguments of the command line; a failure on one rank ends all."""
     errors.command_line = True
     for number in (signal.SIGINT, signal.SIGTERM):
-        if (
-            signal.getsignal(number) != signal.SIG_IGN
-        ):  # a background job of a script ignores Ctrl-C
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and background jobs have it
             signal.signal(number, _interrupt)
     end, error = None, None
     try:
@@ -192,11 +190,9 @@ class End:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what MPI would add helps nobody
             remove_own_segments()  # Abort leaves them behind
             comm().Abort(code or 1)
-        if isinstance(error, Interrupted):  # now, even if nobody reads what stdout still holds
-            if "mpi4py.MPI" in sys.modules:
-                sys.modules["mpi4py.MPI"].Finalize()  # which removes its shared memory
-            os._exit(code)
         try:
+            if isinstance(error, Interrupted):  # end now, even if nobody reads what was printed
+                raise BrokenPipeError
             sys.stdout.flush()
         except (OSError, AttributeError):  # nobody reads it, or it was closed
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

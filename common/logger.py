@@ -28,7 +28,7 @@ class EpochLogger:
         self.run, self.args, self.columns = run, run.args, columns.split()
         self.stored = {key.rstrip("*"): [] for key in self.columns}
         self.start_time, self.epoch_start, self.events = time.time(), None, None
-        self.bar, self.next_progress, self.last_return = None, time.time() + 0.5, np.nan
+        self.bar, self.next_progress, self.last_return = None, 0.0, np.nan
         self.header = "\t".join(["Epoch", "TotalEnvInteracts", *self._names(), *TIMES]) + "\n"
         lines = run.rows() if proc_id() == 0 and run.resumes else []
         if mpi_sum(bool(lines) and lines[0].decode() != self.header):
@@ -104,7 +104,7 @@ class EpochLogger:
         """Redraw the progress line a few times per second, if rank 0 has a terminal."""
         now = time.time()
         if self.epoch_start is None:  # the first step of all: setting up does not count
-            self.epoch_start, self.run.epochs_done = now, epoch
+            self.epoch_start, self.next_progress, self.run.epochs_done = now, now + 0.5, epoch
         last = step + 1 == steps
         if proc_id() > 0 or self.next_progress == np.inf or (now < self.next_progress and not last):
             return
@@ -136,7 +136,7 @@ class EpochLogger:
             delay=1,  # do not draw it yet: there is no rate
             leave=False,
         )
-        bar.delay = 0
+        bar.delay, bar.start_t = 0, self.epoch_start
         self.run.on_exit.callback(bar.close)
         return bar
 

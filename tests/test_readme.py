@@ -148,11 +148,9 @@ def test_recipe_wrapper(tmp_path):
 
 
 def test_recipe_relu(tmp_path):
-    network, numpy = (line.split("   #")[0].rstrip() for line in RELU.splitlines())
-    edits = [
-        ("        layers += [nn.Linear(n_in, n_out), Tanh()]", network),
-        ("        x = np.tanh(w @ x + b)", numpy),
-    ]
+    network, numpy = (line.split("  #")[0] for line in RELU.splitlines())
+    edits = [("layers += [nn.Linear(n_in, n_out), Tanh()]", network)]
+    edits.append(("x = np.tanh(w @ x + b)", numpy))
     edit(tmp_path, "ppo_torch.py", *edits)
     run = start("ppo_torch.py", *FEW, "--epochs", "1", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
