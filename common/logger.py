@@ -137,6 +137,7 @@ class EpochLogger:
             leave=False,
         )
         bar.delay, bar.start_t = 0, self.epoch_start
+        self.run.on_exit.callback(terminal.write, "\r\x1b[K")  # ^C may stand behind the bar
         self.run.on_exit.callback(bar.close)
         return bar
 
