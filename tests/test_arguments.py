@@ -23,7 +23,7 @@ BRIEFLY = """epochs steps_per_epoch train_pi_iters train_v_iters cg_iters backtr
 WORDS = ["", "x", "None", "1e3", "1_0", "0x10", "-1", "--", "nan", "inf", "-inf", "1.5", "ü", "a b"]
 ENV_IDS = """Pendulum-v1 CartPole-v1 Pendulum Pendulum-v99 pendulum-v1 Hoper-v4 nowhere:Thing-v0
     : :: a:b:c envs: envs:Nothing-v0 envs:MultiDiscreteAction-v0 ../x Pendulum-v1/ -v1""".split()
-WARNING = "warning: --start-steps is as long as the run: all of its actions are random\n"
+WARNING = "warning: --start-steps covers the whole run: all actions are random\n"
 
 
 def values(field):
