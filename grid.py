@@ -1,12 +1,12 @@
 """Run all combinations of a script's settings, in parallel.
 
-All values are checked before anything starts, and each environment is made once. Repeat the command
-to resume: finished runs are skipped, interrupted ones continue from their last checkpoint.
+Before anything starts, all values are checked and each environment is created once. Repeat the
+command to resume: finished runs are skipped, interrupted ones continue from their last checkpoint.
 
-Runs that differ only in their seed share a name, so that plot.py draws them as one curve. It has
---exp-name or the script's name, the environment, and what else varies: --clip-ratio 0.1 0.2 gives
-ppo_torch_Hopper-v4_cli0-1 and ppo_torch_Hopper-v4_cli0-2. A [shorthand] replaces the letters, and
-puts a flag into the name even if it has only one value. From Python:
+Runs that differ only in their seed share a name, so that plot.py draws them as one curve. The name
+is --exp-name or the script's name, the environment, and whatever else varies: --clip-ratio 0.1 0.2
+gives ppo_torch_Hopper-v4_cli0-1 and ppo_torch_Hopper-v4_cli0-2. A [shorthand] replaces these first
+letters of a flag, and puts the flag into the name even if it has only one value. From Python:
 
     grid = ExperimentGrid("ppo")
     grid.add("hidden_sizes", [(64, 64), (32,)], "h")
@@ -18,14 +18,14 @@ puts a flag into the name even if it has only one value. From Python:
         two runs, named ..._h64-64 and ..._h32 (in zsh, put
         '--hidden-sizes[h]' in quotes)
     python grid.py sac_torch --autotune true false
-        in a grid, flags without a value take these two
+        in a grid, on/off flags take true or false
     python grid.py ppo_torch --seed 0 1 --cpu 4 --workers 2
         two runs at once, on four ranks each
     mpirun -hosts a,b -np 3 python grid.py ppo_torch ...
-        on machines that share a disk, also with srun: the
-        first process hands out runs, the others do them
+        on machines that share a disk; works with srun, too.
+        The first process hands out the runs to the others.
     Ctrl-C stops all runs; repeat the command to resume.
-    What a run prints is in its folder, in log.txt.
+    Each run's output is in its folder, in log.txt.
 """
 
 import collections
@@ -57,17 +57,17 @@ from tyro._errors import on_parse_error  # private, but the version is pinned
 import common.env
 from common.args import PositiveInt, check_args, mismatch
 from common.checkpoint import epochs_saved
-from common.errors import SidespinError, flag
+from common.errors import SidespinError, flag, plural
 from common.launch import Interrupted, launch
 from common.mpi import comm, num_procs, proc_id
 from common.run import Run, read_config
 
 HERE = Path(__file__).parent
-# What launchers tell their ranks. A run must not see it: it would take itself for a rank of the
-# grid's job, and its own mpirun would spread its ranks over all machines of that job.
+# Variables that launchers set for their ranks. A run must not see them: it would take itself for a
+# rank of the grid's job, and its own mpirun would spread its ranks over all machines of that job.
 LAUNCHER_VARIABLES = "PMI HYDI_ MPI_LOCAL OMPI_COMM_ OMPI_MCA_ PRTE_ MV2_COMM_ SLURM_".split()
-PATIENCE = 10  # seconds from asking a run to end until it is killed
-LOG_LINES = 10  # shown of a failed run
+PATIENCE = 10  # seconds between asking a run to end and killing it
+LOG_LINES = 10  # of a failed run's log to show
 STATES = ["running", "failed", "stopped", "waiting", "done", "finished before"]
 CHECK_ENVS = """
 import importlib, sys
@@ -94,10 +94,10 @@ class Args:
     """flags of the script, each with any number of values; "64 64" in quotes is one value"""
     num_cpu: Annotated[PositiveInt | Literal["auto"], tyro.conf.arg(name="cpu")] = 1
     """ranks per run; auto: one per core"""
-    workers: PositiveInt | None = None  # runs at once; None: as many as there are cores for
-    exp_name: str | None = None  # how all names begin; None: with the script's name
-    datestamp: bool = False  # put today's date in front of all names
-    data_dir: str | None = None  # where the experiments' folders go; None: as the script says
+    workers: PositiveInt | None = None  # number of parallel runs; None: as many as fit the cores
+    exp_name: str | None = None  # start of all names; None: the script's name
+    datestamp: bool = False  # start all names with today's date
+    data_dir: str | None = None  # parent folder of all experiments; None: the script's default
     dry_run: bool = False  # print all names and commands, but start nothing
 
 
@@ -108,11 +108,11 @@ OPTIONS = "-h --help --cpu --workers --exp-name --datestamp --data-dir --dry-run
 class Flag:
     values: list
     shorthand: str | None
-    in_name: bool  # even if it has only one value
+    in_name: bool  # even with only one value
 
 
 class ExperimentGrid:
-    """Values for a script's flags; every combination of them is a run. After Spinning Up's."""
+    """Values for a script's flags; every combination is a run. Modelled on Spinning Up's."""
 
     def __init__(self, name=None):
         self.name, self.flags = name, {}
@@ -125,12 +125,12 @@ class ExperimentGrid:
         self.flags[key] = Flag(vals if isinstance(vals, list) else [vals], shorthand, in_name)
 
     def variants(self):
-        """Return the settings of every combination as a dictionary."""
+        """Return a dictionary of settings for every combination."""
         values = itertools.product(*(f.values for f in self.flags.values()))
         return [dict(zip(self.flags, combination)) for combination in values]
 
     def variant_name(self, variant, script=""):
-        """Return the name of a variant's experiment; flags that are true or false show if true."""
+        """Return the name of a variant's experiment; on/off flags appear only if true."""
         name = as_file_name(script) if self.name is None else self.name
         env_id = as_file_name(variant.get("env_id", ""))
         parts = [name, "" if env_id in name else env_id]
@@ -146,7 +146,7 @@ class ExperimentGrid:
         return "_".join(filter(None, parts))
 
     def runs(self, script, num_cpu=1, data_dir=None, datestamp=False):
-        """Return a script's runs for all variants; raise an error if one of them cannot be."""
+        """Return a script's runs for all variants; raise an error if one is invalid."""
         script = find_script(script)
         args_class = import_script(script).Args
         for key, f in self.flags.items():
@@ -159,10 +159,10 @@ class ExperimentGrid:
         for variant in self.variants():
             name = date + self.variant_name({"env_id": args_class.env_id, **variant}, script.stem)
             others = {key: value for key, value in variant.items() if key != "seed"}
-            first = seen.setdefault(name.lower(), others)  # some disks ignore the case
+            first = seen.setdefault(name.lower(), others)  # some file systems ignore case
             if first != others:
                 varied = ", ".join(flag(key) for key in others if first[key] != others[key])
-                raise SidespinError(f"values of {varied} would share the name {name}")
+                raise SidespinError(f"different values of {varied} would share the name {name}")
             runs.append(GridRun(script, args_class, {**variant, **fixed, "exp_name": name}))
         return runs
 
@@ -193,15 +193,15 @@ class ExperimentGrid:
             workers = workers or max(fitting, 1)
             executor = concurrent.futures.ThreadPoolExecutor(workers)
         with stop.on_signals(), executor as pool:
-            if pool is not None:  # else this process has done what it was sent
+            if pool is not None:  # else this is a worker whose work is done
                 supervise(runs, pool, workers)
         if stop.signal:
-            signal.raise_signal(stop.signal)  # once more, for the handler from before
+            signal.raise_signal(stop.signal)  # again, for the original handler
         return runs
 
 
 class GridRun(Run):
-    """One run of a grid: its command, and how far it is."""
+    """One run of a grid: its command and its progress."""
 
     def __init__(self, script, args_class, settings):
         args = args_class(**settings, resume=True)
@@ -209,14 +209,14 @@ class GridRun(Run):
         super().__init__(args, script, ranks=args.cpu)
         if len(os.fsencode(self.folder.name)) > 255:
             shorter = "use shorthands, as in --gamma[g]"
-            raise SidespinError(f"{self.folder.name} is too long for a folder's name: {shorter}")
+            raise SidespinError(f"{self.folder.name} is too long for a folder name: {shorter}")
         self.log, self.log_start = self.folder / "log.txt", 0
         self.command = [os.path.relpath(script), *command_line(args_class, settings), "--resume"]
         self.state, self.code = "waiting", None
-        self.times, self.ret = [], math.nan  # seconds after each epoch, and the last return
-        self.saved = 0  # epochs that the checkpoint had before this grid
-        self.began = self.changed = None  # when the process began, and when it last wrote a row
-        self.left = None  # an estimate, in seconds
+        self.times, self.ret = [], math.nan  # elapsed seconds after each epoch, and the last return
+        self.saved = 0  # epochs in the checkpoint before this grid started
+        self.began = self.changed = None  # when the process started, and when it last wrote a row
+        self.left = None  # estimated seconds left
 
     def __str__(self):
         """Return name, state, epoch, return, and the time left or taken."""
@@ -232,7 +232,7 @@ class GridRun(Run):
         return f"{self.folder.name}: {', '.join(parts)}"
 
     def look_at_folder(self):
-        """See how far the run is; return why it cannot continue what is there, or None."""
+        """Read the run's progress; return why it cannot be resumed, or None."""
         self.read_progress()
         self.saved = max(epochs_saved(self.folder), default=0)
         if read_config(self.folder) and self.saved >= self.args.epochs:
@@ -243,7 +243,7 @@ class GridRun(Run):
         return f"{difference}; choose another {flag('exp_name')}" if difference else None
 
     def follow(self, future):
-        """Catch up with the future that stands for the run's process."""
+        """Update the state from the future of the run's process."""
         if future.done() and not future.cancelled() and self.state in ("waiting", "running"):
             self.code = future.exception() or future.result()
             failed = "stopped" if stop.signal else "failed"
@@ -256,7 +256,7 @@ class GridRun(Run):
     def read_progress(self):
         """Read progress.txt; return whether it has changed."""
         before = self.times
-        with contextlib.suppress(OSError, ValueError, IndexError):  # no row yet, or a part of one
+        with contextlib.suppress(OSError, ValueError, IndexError):  # no complete row yet
             lines = (self.folder / "progress.txt").read_text().splitlines()
             header, *rows = [line.split("\t") for line in lines]
             last = dict(zip(header, map(float, rows[-1]), strict=True))
@@ -265,12 +265,12 @@ class GridRun(Run):
         return self.times != before
 
     def seconds_per_epoch(self):
-        """Look at the later half of the epochs: off-policy, the first ones have no updates."""
+        """Average over the later half of the epochs: off-policy, the first have no updates."""
         half = len(self.times) // 2
         return (self.times[-1] - [0.0, *self.times][half]) / (len(self.times) - half)
 
     def failure(self):
-        """Return how the run failed, with the last lines of its log."""
+        """Describe how the run failed, with the last lines of its log."""
         code = self.code
         if isinstance(code, int):
             code = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -282,11 +282,11 @@ class GridRun(Run):
 
 
 def estimate(runs, workers):
-    """Estimate the seconds left for each run from the rows written so far; return those for all."""
+    """Estimate the seconds left for each run from the rows so far; return those for the grid."""
     now, known = time.time(), {run: run.seconds_per_epoch() for run in runs if run.times}
     if not known:
         return None
-    # The time from the start of a process to its last row is its start-up and its epochs
+    # The time from the start of a process to its last row is its start-up plus its epochs
     rows = {run: len(run.times) - run.saved for run in known if run.changed}
     start_ups = [run.changed - run.began - n * known[run] for run, n in rows.items()]
     usual, start_up = mean(known.values()), mean(start_ups or [0.0])
@@ -294,8 +294,8 @@ def estimate(runs, workers):
         done, extra = (len(run.times), 0.0) if run.changed else (run.saved, start_up)
         seconds = extra + (run.args.epochs - done) * known.get(run, usual)
         run.left = max(seconds - (now - (run.changed or run.began or now)), 0.0)
-    free = [run.left for run in runs if run.state == "running"]  # when workers are free again
-    free = sorted([0.0] * (workers - len(free)) + free)  # which is a heap
+    free = [run.left for run in runs if run.state == "running"]  # when each worker is free again
+    free = sorted([0.0] * (workers - len(free)) + free)  # a sorted list is a heap
     for run in runs:
         if run.state == "waiting":
             heapq.heapreplace(free, free[0] + run.left)
@@ -303,7 +303,7 @@ def estimate(runs, workers):
 
 
 class Stop:
-    """Which signal has asked all runs to end, and until when they may take their time."""
+    """The signal that asked all runs to end, and the deadline after which they are killed."""
 
     signal, deadline = None, None
 
@@ -313,12 +313,12 @@ class Stop:
 
     @contextlib.contextmanager
     def on_signals(self):
-        """Let a signal end the runs before this process; a second one kills them at once."""
+        """Let a signal end the runs before this process; a second signal kills them at once."""
         self.signal = None
         in_main_thread = threading.current_thread() is threading.main_thread()
         with contextlib.ExitStack() as stack:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main_thread else ():
-                if signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
+                if signal.getsignal(number) != signal.SIG_IGN:  # respect nohup
                     stack.callback(signal.signal, number, signal.signal(number, self))
             yield
 
@@ -327,12 +327,12 @@ stop = Stop()
 
 
 def do_run(command, log):
-    """Do one run, in a thread or on another machine; return its exit code, None if not started."""
+    """Do one run, in a thread or on another machine; return its exit code, or None if skipped."""
     if stop.signal:
         return None
     log.parent.mkdir(parents=True, exist_ok=True)
     options = dict(stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=environment())
-    with open(log, "ab") as output:  # in a session of its own, it does not get a terminal's Ctrl-C
+    with open(log, "ab") as output:  # own session: no Ctrl-C from the terminal
         command = [sys.executable, *command]
         process = subprocess.Popen(command, stdout=output, start_new_session=True, **options)
     asked = False
@@ -347,7 +347,7 @@ def do_run(command, log):
 
 
 def supervise(runs, pool, workers):
-    """Hand all runs to the pool, and show what becomes of them until all have ended."""
+    """Hand all runs to the pool, and show their progress until all have ended."""
     screen = Screen(runs, workers)
     try:
         waiting = [run for run in runs if run.state == "waiting"]
@@ -364,12 +364,12 @@ def supervise(runs, pool, workers):
                     future.cancel()
             concurrent.futures.wait(pending, 0.5, concurrent.futures.FIRST_COMPLETED)
     except BaseException:
-        stop(signal.SIGTERM)  # or leaving the pool would wait for all runs to end by themselves
+        stop(signal.SIGTERM)  # else leaving the pool would wait for all runs to finish
         raise
 
 
 class Screen:
-    """One line per change of state; below them, on a terminal, the runs that are under way."""
+    """One line per change of state; on a terminal, with the runs in progress below."""
 
     def __init__(self, runs, workers):
         self.runs, self.workers = runs, workers
@@ -391,7 +391,7 @@ class Screen:
         counts = collections.Counter(run.state for run in self.runs)
         text = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
         text += f", about {clock(left)} left" if counts["running"] and left is not None else ""
-        summary = [f"{len(self.runs)} run(s): {text}"]
+        summary = [f"{plural(len(self.runs), 'run')}: {text}"]
         if self.is_terminal and not last:
             lines = [str(run) for run in self.runs if run.state == "running"][: max(rows - 2, 0)]
             lines = [line[1 - columns :] for line in lines + summary]  # names differ at the end
@@ -402,9 +402,9 @@ class Screen:
 
 
 def check_envs(runs):
-    """Make each environment once, in another process; return why one cannot be made, or None.
+    """Create each environment once, in another process; return why one failed, or None.
 
-    A script with a make_env() of its own and an environment that takes a minute are not checked.
+    Skips scripts that define their own make_env(), and environments that take over a minute.
     """
     module = sys.modules[type(runs[0].args).__module__] if runs else None
     if getattr(module, "make_env", None) is not common.env.make_env:
@@ -421,18 +421,18 @@ def check_envs(runs):
 
 
 def environment():
-    """Return the environment variables without those of a launcher."""
+    """Return the environment variables, without a launcher's."""
     foreign = tuple(LAUNCHER_VARIABLES)
     return {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
 
 
 def show(text, file=None, end="\n"):
-    with contextlib.suppress(OSError):  # a closed pipe or terminal stops no run
+    with contextlib.suppress(OSError):  # a closed pipe or terminal must not stop the runs
         print(text, file=file or sys.stdout, end=end, flush=True)
 
 
 def as_file_name(text):
-    """Return a name as Run spells it in a folder's name."""
+    """Return a name as Run spells it in folder names."""
     return re.sub(r"[^\w.-]+", "-", text)
 
 
@@ -449,18 +449,18 @@ def clock(seconds):
 
 
 def cores():
-    """Return the number of cores that this process may use; macOS cannot tell."""
+    """Return the number of cores that this process may use; on macOS, of all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def suggest(word, known):
-    """Return a word that is not known, together with the known one that it may stand for."""
+    """Return an unknown word, with the known word that was probably meant."""
     similar = [x for x in known if x.startswith(word)] + difflib.get_close_matches(word, known, 1)
     return f"{word} (did you mean {similar[0]}?)" if similar else word
 
 
 def find_script(script):
-    """Return the path of a script by its name or path, here or beside this file."""
+    """Return the path of a script, given its name or path, here or next to this file."""
     name = f"{str(script).removesuffix('.py')}.py"
     for path in (Path(name), HERE / name):
         if path.is_file():
@@ -470,7 +470,7 @@ def find_script(script):
 
 
 def import_script(path):
-    """Return the module of a script, by its path."""
+    """Import a script by its path; return the module."""
     name, folder = str(path.resolve()), str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -478,7 +478,7 @@ def import_script(path):
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(getattr(module, "Args", None), "steps_per_epoch"):
-        raise SidespinError(f"{path.name} is not a script that trains")
+        raise SidespinError(f"{path.name} is not a training script")
     return module
 
 
@@ -486,7 +486,7 @@ def read_values(script, args_class, key, values):
     """Return the values of a flag as the script would read them."""
     kinds = typing.get_type_hints(args_class, include_extras=True)
     if key in ("exp_name", "resume", "overwrite"):
-        raise SidespinError(f"{flag(key)} cannot vary: a grid names and resumes its runs itself")
+        raise SidespinError(f"{flag(key)} cannot be set: a grid names and resumes its own runs")
     if key not in kinds:
         raise SidespinError(f"{script} has no {suggest(flag(key), [*map(flag, kinds), *OPTIONS])}")
     is_tuple, is_bool = typing.get_origin(kinds[key]) is tuple, kinds[key] is bool
@@ -506,7 +506,7 @@ def read_values(script, args_class, key, values):
             args = tyro.cli(args_class, args=words, config=[tyro.conf.FlagConversionOff])
         read.append(getattr(args, key))
     if len(set(read)) < len(read):
-        hint = '; several numbers in quotes, like "64 64", are one value' if is_tuple else ""
+        hint = '; quote several numbers to make them one value, as in "64 64"' if is_tuple else ""
         raise SidespinError(f"{flag(key)} has a value twice: {', '.join(map(str, values))}{hint}")
     return read
 
@@ -528,16 +528,16 @@ def add_flags(grid, words):
         if word.startswith("--"):
             name, equals, value = word.partition("=")
             key, shorthand = re.fullmatch(r"--([^\[]*)(?:\[(.*)\])?", name).groups()
-            values = [value] if equals else []  # to which the next words are added
+            values = [value] if equals else []  # the next words are appended
             grid.add(key, values, shorthand, in_name=shorthand is not None)
         elif not grid.flags:
-            raise SidespinError(f"{word} has no flag in front of it")
+            raise SidespinError(f"there is no flag before {word}")
         else:
             values.append(word)
 
 
 def own_options_first(words):
-    """Move grid.py's own options in front of --, behind which a word is never an option."""
+    """Move grid.py's own options before --, so that tyro leaves the script's flags alone."""
     own, others, now = [], [], None
     for word in words:
         if word.startswith("-") or now is None:
@@ -548,7 +548,7 @@ def own_options_first(words):
 
 def main(args):
     if args.script.startswith("-"):
-        raise SidespinError("name the script in front of its flags")
+        raise SidespinError("name the script before its flags")
     grid = ExperimentGrid(args.exp_name)
     add_flags(grid, args.flags)
     names = "script num_cpu data_dir datestamp workers dry_run".split()

@@ -1,11 +1,11 @@
 """Evaluate trained policies, watch them, film them.
 
-A policy acts through the script that trained it, on the weights that the run has saved, so that a
-changed network plays as well. The episodes are not those of training: see --seed.
+The policy is act() in the script that trained it, on the weights that the run saved, so a script
+with a changed network works, too. Episodes use seeds that training did not use: see --seed.
 
-The environment comes from the script's make_env(). Wrap it further in a make_env() of your own in
-the script, and play.py wraps it, too. It cannot see wrappers that train() adds, and wrappers that
-learn, such as NormalizeObservation, start anew, as the model does not contain their statistics.
+The environment comes from make_env() in the script. If you define your own make_env() there, with
+more wrappers, play.py uses it. It does not see wrappers that train() adds, and wrappers that learn,
+such as NormalizeObservation, start from scratch, because the model does not hold their statistics.
 
     python play.py runs/ppo_torch_Hopper-v4 --episodes 20
     python play.py runs/ppo_torch_Hopper-v4 --video hopper.mp4
@@ -34,7 +34,7 @@ from gymnasium.spaces import Discrete
 
 import common.env
 from common.args import NonNegativeInt, PositiveInt, mismatch
-from common.errors import SidespinError, flag, warn
+from common.errors import SidespinError, flag, plural, warn
 from common.launch import launch
 from common.run import KEPT_MODELS, find_runs, model_path, print_out, read_config
 
@@ -49,13 +49,13 @@ Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 class Args:
     folder: Folder  # a run's folder, or a folder of runs, at any depth
     episodes: PositiveInt = 10  # episodes per run
-    stochastic: bool = False  # draw actions as in training; else take the most likely ones
-    seed: NonNegativeInt = SEED  # episode i is reset with seed + i; training uses other seeds
-    max_ep_len: PositiveInt | None = None  # longest episode; None: as in training
-    env_id: str | None = None  # another environment that the policy fits; None: as in training
-    itr: NonNegativeInt | None = None  # epoch of the weights, with --keep-models; None: the last
+    stochastic: bool = False  # sample actions as in training; otherwise take the most likely ones
+    seed: NonNegativeInt = SEED  # episode i starts from seed + i; training uses other seeds
+    max_ep_len: PositiveInt | None = None  # maximum episode length; None: as in training
+    env_id: str | None = None  # another environment with the same spaces; None: as in training
+    itr: NonNegativeInt | None = None  # epoch of a model kept by --keep-models; None: the last
     render: bool = False  # open a window
-    video: str | None = None  # film all episodes, off-screen, to this .mp4 or .gif
+    video: str | None = None  # film all episodes, off-screen, into this .mp4 or .gif
     verbose: bool = False  # print one line per episode
 
 
@@ -82,32 +82,33 @@ class TrainedRun:
         if not self.config:
             inside = [run for run in find_runs(folder) if run != self.folder]
             if inside:
-                raise SidespinError(f"{folder} holds {len(inside)} run(s): name the folder of one")
+                number = plural(len(inside), "run")
+                raise SidespinError(f"{folder} holds {number}: name the folder of one")
             raise SidespinError(f"{folder} has no readable config.json")
         for key in ("script", "env_id", "max_ep_len", "steps_per_epoch"):
             if key not in self.config:
-                raise SidespinError(f"{folder} is no run of these scripts: it has no {key}")
+                raise SidespinError(f"{folder} is not a run of these scripts: it has no {key}")
         self.script_name = f"{Path(self.config['script']).name}.py"
         self.path = self.find_script()
         self.script = import_script(self.path)
 
     def find_script(self):
-        """Return the script beside this file, or else the copy in the run's folder."""
+        """Return the script next to this file, or else the copy in the run's folder."""
         path, copy = SCRIPTS / self.script_name, self.folder / "script.py"
         if path.exists():
             if copy.exists() and differ(path.read_text(), copy.read_text()):
                 warn_once(f"{path.name} has changed since training, see script.py in the run")
             return path
         if not copy.exists():
-            raise SidespinError(f"{path.name} is not beside play.py, nor {copy} in its place")
-        warn_once(f"{path.name} is not beside play.py: using script.py, the run's copy")
+            raise SidespinError(f"{path.name} is not next to play.py, and there is no {copy}")
+        warn_once(f"{path.name} is not next to play.py: using script.py, the run's copy")
         return copy
 
     def make_env(self, env_id=None, max_ep_len=None, **kwargs):
-        """Make the environment of training, or another one, as the script does."""
+        """Make the training environment, or another one, as the script does."""
         make_env = getattr(self.script, "make_env", common.env.make_env)
         wrappers = re.findall(r"\b([A-Z]\w*)\([\w.]*env(?=[,()])", self.path.read_text())
-        if make_env is not common.env.make_env:  # it is the script's, and adds the wrappers
+        if make_env is not common.env.make_env:  # the script's own, which adds the wrappers
             wrappers = [name for name in wrappers if "Normalize" in name]
         if wrappers:
             names = ", ".join(dict.fromkeys(wrappers))
@@ -139,12 +140,12 @@ class TrainedRun:
         return policy
 
     def load_params(self, itr=None):
-        """Return the policy's weights in the order in which act() takes them."""
+        """Return the policy's weights in the order that act() expects."""
         path, framework = model_path(self.folder, itr)
         if not path.exists():
             kept = self.folder.glob(KEPT_MODELS[framework].format("*"))
             kept = sorted(int(x) for path in kept for x in re.findall(r"_(\d+)", path.name))
-            kept = f"; it has kept {kept or 'none'}" if itr is not None else " yet"
+            kept = f"; the kept epochs are {kept or 'none'}" if itr is not None else " yet"
             raise SidespinError(f"{self.folder} has no {path.name}{kept}")
         model = importlib.import_module(f"common.{framework}_utils").load_model(path)
         return [x for name, x in model.items() if re.match("pi[./]", name)]
@@ -157,15 +158,15 @@ def misfit(act, params, env):
         a = act(params, o)
     except Exception as error:
         n = next((x.shape[1] for x in params if x.ndim == 2), o.size)
-        sizes = f"it takes {n} numbers, an observation has {o.size}"
+        sizes = f"it expects {n} numbers, but an observation has {o.size}"
         return sizes if n != o.size else f"{type(error).__name__}: {error}"
     discrete = isinstance(space, Discrete)
     n, size = (len(params[-1]), space.n) if discrete else (np.size(a), space.shape[0])
-    return f"it has {n} action(s), the environment has {size}" if n != size else None
+    return f"it has {plural(n, 'action')}, but the environment has {size}" if n != size else None
 
 
 def import_script(path):
-    """Return the module of a script, by its path."""
+    """Import a script by its path; return the module."""
     name = str(path.resolve())
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -184,18 +185,18 @@ def differ(source, other):
         return True
 
 
-warn_once = functools.cache(warn)  # seeds have their script in common
+warn_once = functools.cache(warn)  # the seeds of an experiment share their script
 
 
 def play(folder, args, film=None):
-    """Play a run's policy; return the episodes' returns and lengths, [episodes] each."""
+    """Play a run's policy; return the episodes' returns and lengths, each [episodes]."""
     run = TrainedRun(folder)
     mode = "human" if args.render else "rgb_array" if film else None
     with rendering(args.env_id or run.config["env_id"]) if mode else contextlib.nullcontext():
         kwargs = {"render_mode": mode} if mode else {}
         env = run.make_env(args.env_id, args.max_ep_len, **kwargs)
     policy = run.policy(env, args.itr, args.stochastic, args.seed)
-    limit = env.spec.max_episode_steps or run.config["steps_per_epoch"]  # it may never end
+    limit = env.spec.max_episode_steps or run.config["steps_per_epoch"]  # an episode may never end
     returns, lengths = [], []
     for i in range(args.episodes):
         o, ep_ret, ep_len, over = env.reset(seed=args.seed + i)[0], 0.0, 0, False
@@ -215,7 +216,7 @@ def play(folder, args, film=None):
 
 @contextlib.contextmanager
 def rendering(env_id):
-    """Turn whatever a renderer raises into a sentence on what it may need."""
+    """Turn any exception of a renderer into a sentence that says what it may need."""
     try:
         yield
     except Exception as error:
@@ -227,7 +228,7 @@ def rendering(env_id):
 
 
 class Film:
-    """Writes what environments show to a file."""
+    """Writes rendered frames to a file."""
 
     def __init__(self, path):
         self.path, self.frames, self.writer = path, 0, None
@@ -245,11 +246,11 @@ class Film:
         import imageio.v2 as imageio
 
         gif = self.path.suffix == ".gif"
-        self.every = math.ceil(fps / 25) if gif else 1  # viewers slow down faster gifs
+        self.every = math.ceil(fps / 25) if gif else 1  # many viewers slow down faster GIFs
         if gif:
             options = dict(duration=1000 * self.every / fps, loop=0)
         else:
-            options = dict(fps=fps, macro_block_size=2)  # by default it resizes to multiples of 16
+            options = dict(fps=fps, macro_block_size=2)  # the default resizes to multiples of 16
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.writer = imageio.get_writer(self.path, **options)
@@ -263,13 +264,13 @@ class Film:
 
 
 def check_args(args):
-    """Raise an error at arguments that do not make sense, alone or together."""
+    """Raise an error if an argument is out of range or two of them conflict."""
     for name, kind in typing.get_type_hints(Args, include_extras=True).items():
         expected = mismatch(kind, value := getattr(args, name))
         if expected:
             raise SidespinError(f"{flag(name)} must be {expected}, got {value}")
     if args.render and args.video:
-        raise SidespinError(f"choose {flag('render')}, a window, or {flag('video')}, a file")
+        raise SidespinError(f"choose {flag('render')} (a window) or {flag('video')} (a file)")
     if args.video and Path(args.video).suffix not in (".mp4", ".gif"):
         raise SidespinError(f"{flag('video')} {args.video} must end in .mp4 or .gif")
     has_screen = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)
@@ -278,7 +279,7 @@ def check_args(args):
 
 
 def print_table(played, env_ids):
-    """Print one row per run, by environment, and one row for all runs of an experiment."""
+    """Print one row per run, by environment, and one for all runs of each experiment."""
     groups = {}
     for folder, results in played.items():
         experiment = read_config(folder).get("exp_name") or folder.parent.name
@@ -307,15 +308,15 @@ def main(args):
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     runs = find_runs(args.folder)
     if not runs:
-        raise SidespinError(f"there is no run in {args.folder}")
+        raise SidespinError(f"there are no runs in {args.folder}")
     env_ids = {folder: args.env_id or read_config(folder).get("env_id") for folder in runs}
     if args.video and len(set(env_ids.values())) > 1:
         several = ", ".join(sorted(map(str, set(env_ids.values()))))
-        raise SidespinError(f"{flag('video')} films one environment, the runs have {several}")
+        raise SidespinError(f"{flag('video')} films one environment, but the runs have {several}")
     film = Film(Path(args.video)) if args.video else None
     played = {}
     with warnings.catch_warnings(), contextlib.closing(film) if film else contextlib.nullcontext():
-        warnings.simplefilter("ignore")  # those of the renderers; what matters comes as an error
+        warnings.simplefilter("ignore")  # from renderers; what matters is raised as an error
         for folder in runs:
             try:
                 played[folder] = play(folder, args, film)

@@ -63,7 +63,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from common import errors
-from common.errors import SidespinError, flag, print_line
+from common.errors import SidespinError, flag, plural, print_line
 from common.launch import exit_code, say_why, suggest
 from common.run import print_out, read_config
 
@@ -91,16 +91,16 @@ STYLE = {
     "legend.fontsize": 9,
     "legend.title_fontsize": 9,
     "savefig.dpi": 180,
-    "pdf.fonttype": 42,  # TrueType: conferences refuse matplotlib's default
+    "pdf.fonttype": 42,  # TrueType: many conferences reject matplotlib's default, Type 3
 }
-CURVE = ["experiment", "environment"]  # runs that share both make one curve
+CURVE = ["experiment", "environment"]  # runs that share both form one curve
 BANDS = {"ci": ", 95% CI", "std": " ± std", "minmax": ", min to max", "none": ""}
 FAINT = 0.35
 MAX_POINTS = 500  # per curve: more than a figure can show, and each one is bootstrapped
 
 
 class NotebookFigure(Figure):
-    """A figure that notebooks show once: pyplot does not know it and adds no second copy."""
+    """A figure that notebooks show only once, because pyplot does not know about it."""
 
     def _repr_png_(self):
         png = io.BytesIO()
@@ -110,16 +110,12 @@ class NotebookFigure(Figure):
 
 def iqm(y, axis=0):
     """Return the mean of the middle half; with fewer than four values, of all."""
-    from scipy.stats import trim_mean  # here because it takes a second to import
+    from scipy.stats import trim_mean  # imported here because it takes a second
 
     return trim_mean(y, 0.25, axis=axis)
 
 
 ESTIMATORS = {"mean": np.mean, "max": np.max, "min": np.min, "iqm": iqm}
-
-
-def plural(n, noun):
-    return f"{n} {noun}{'s' * (str(n) != '1')}"
 
 
 def as_list(x):
@@ -148,16 +144,16 @@ def read_progress(file):
 
 
 def read_run(folder):
-    """Return the rows of a run, and what it is a run of; if it has nothing to plot, say so."""
+    """Return a run's rows with its experiment and environment; if there are none, say so."""
     try:
         rows, torn = read_progress(folder / "progress.txt")
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        return print_line(f"left out {folder}, which cannot be read: {reason}")
+        return print_line(f"skipping {folder}, which cannot be read: {reason}")
     if not rows.notna().any(axis=None):
-        return print_line(f"left out {folder}, which has no complete row of numbers yet")
+        return print_line(f"skipping {folder}, which has no complete row of numbers yet")
     if torn:
-        print_line(f"left out {plural(torn, 'incomplete row')} of {folder}")
+        print_line(f"skipping {plural(torn, 'incomplete row')} of {folder}")
     for column in ("AverageTestEpRet", "AverageEpRet"):
         if column in rows and "Performance" not in rows:
             rows["Performance"] = rows[column]
@@ -172,7 +168,7 @@ def read_run(folder):
 
 
 def without_date(name):
-    """Remove the date that --datestamp puts in front of a folder's name."""
+    """Remove the date that --datestamp puts at the start of a folder's name."""
     return re.sub(r"^\d{4}-\d\d-\d\d_(\d\d-\d\d-\d\d-)?", "", name)
 
 
@@ -214,7 +210,7 @@ def load(logdirs, legend=None, select=None, exclude=None):
 
 
 def find_titles(runs):
-    """Return the name of each run's experiment, no longer than it takes to tell them apart."""
+    """Return each run's experiment, as short a name as tells them apart."""
     full = [tuple(run[["home", "experiment", "environment"]].iloc[0]) for run in runs]
     short = [(home, without_env_id(name, env_id), env_id) for home, name, env_id in full]
     names = short if len(set(short)) == len(set(full)) else full
@@ -236,13 +232,13 @@ def check_columns(data, columns):
 def note_missing(names, runs, found, what):
     if found < runs:
         curve = " on ".join(filter(None, names))
-        print_line(f"left out {runs - found} of {plural(runs, 'run')} of {curve}: no {what}")
+        print_line(f"skipping {runs - found} of {plural(runs, 'run')} of {curve}: no {what}")
 
 
 def curve(run, xaxis, value, smooth=1):
     """Return x and y of the rows that have both, y averaged over a window of rows."""
     points = pd.DataFrame({"x": run[xaxis], "y": run[value]}).dropna(subset="x")
-    # If an epoch was logged twice, before and after an interruption, the later row counts
+    # If an epoch was logged twice, before and after an interruption, use the later row
     points = points.drop_duplicates("x", keep="last").sort_values("x")
     average = points.y.rolling(smooth, center=True, min_periods=1).mean()
     return points.assign(y=average.where(points.y.notna())).dropna().to_numpy().T
@@ -300,7 +296,7 @@ def draw(ax, curves, look, est, band, count):
 
 
 def shorten_big_numbers(ax):
-    """Write 0.5M and 1.0M, or 20k, where an axis goes that far."""
+    """Write 0.5M, 1.0M or 20k where the numbers of an axis are that large."""
     for axis in (ax.xaxis, ax.yaxis):
         largest = np.abs(axis.get_view_interval()).max()
         if 1e6 <= largest < 1e9:
@@ -314,7 +310,7 @@ def make_panels(panels, xaxis):
     values, env_ids = (list(dict.fromkeys(names)) for names in zip(*panels))
     n = len(env_ids) if len(env_ids) > 1 else len(values)
     across = n if n <= 3 else min(math.ceil(math.sqrt(n)), 4)
-    gaps = [None] * (-len(env_ids) % across if len(env_ids) > 1 else 0)  # a value starts a row
+    gaps = [None] * (-len(env_ids) % across if len(env_ids) > 1 else 0)  # each value starts a row
     places = [(value, env_id) for value in values for env_id in env_ids + gaps]
     down = math.ceil(len(places) / across)
     fig = NotebookFigure(figsize=(2.5 + 2.5 * across, 0.8 + 2.2 * down), layout="constrained")
@@ -349,7 +345,7 @@ def add_legend(fig, lines, title):
 
 
 def make_plots(
-    logdirs,  # as on the command line, or what load() returns
+    logdirs,  # folders as on the command line, or what load() returns
     legend=None,
     xaxis="TotalEnvInteracts",
     value="Performance",
@@ -361,7 +357,7 @@ def make_plots(
     band=None,
     out=None,
 ):
-    """Draw what the command line draws and return the matplotlib figure."""
+    """Draw the same as the command line and return the matplotlib figure."""
     band = band or ("ci" if est in ("mean", "iqm") else "none")  # seeds say little about extremes
     for name, choice, known in [("est", est, ESTIMATORS), ("band", band, BANDS)]:
         if choice not in known:
@@ -390,7 +386,7 @@ def make_plots(
         for title, look in zip(titles, itertools.cycle(LOOKS)):
             drawn = {panel: curves[title] for panel, curves in panels.items() if title in curves}
             seeds = sorted({len(curves) for curves in drawn.values()})
-            seeds = "-".join(map(str, seeds[:: max(len(seeds) - 1, 1)]))  # the least and the most
+            seeds = "-".join(map(str, seeds[:: max(len(seeds) - 1, 1)]))  # fewest and most
             for panel, curves in drawn.items():
                 line = draw(axes[panel], curves, look, est, band, count)
                 line.set_label(f"{title} ({plural(seeds, 'seed')})")
@@ -413,7 +409,7 @@ def make_plots(
 
 
 def make_table(data, value="Performance"):
-    """Return the results in what load() returns: one row per experiment, environment and value."""
+    """Summarise what load() returned: one row per experiment, environment and value."""
     check_columns(data, as_list(value))
     table = []
     for names, rows in data.groupby(CURVE, sort=False):
@@ -428,10 +424,10 @@ def make_table(data, value="Performance"):
             first, last = final.steps.min(), final.steps.max()
             if first < last:
                 ends = f"{first:,.0f} and {last:,.0f} steps"
-                print_line(f"the runs of {names[0]} end between {ends}; the table has the least")
+                print_line(f"the runs of {names[0]} end between {ends}; the table shows the least")
             row = dict(zip(CURVE, names), value=column)
             row |= {"mean of last 10% of epochs": final.y.mean(), "std": final.y.std()}
-            row |= {"iqm": iqm(final.y) if len(final) >= 4 else np.nan}  # of fewer, it is the mean
+            row |= {"iqm": iqm(final.y) if len(final) >= 4 else np.nan}  # for fewer, it is the mean
             table.append({**row, "seeds": len(final), "steps": first})
     if not table:
         raise SidespinError(f"no run has {' or '.join(as_list(value))} yet")
@@ -440,7 +436,7 @@ def make_table(data, value="Performance"):
 
 
 def final_mean(y):
-    """Return the mean of the last 10% of the epochs that have a value, at least of one."""
+    """Return the mean of the last 10% of the epochs that have a value, but at least of one."""
     y = y.dropna()
     return y.tail(max(len(y) // 10, 1)).mean()
 
@@ -479,14 +475,14 @@ def parse_args(argv):
     add("--band")
     add("--out")
     add("--table", choices=["md", "csv"])
-    pairs = zip(argv, [*argv[1:], None])  # a logdir behind --table is not its value
+    pairs = zip(argv, [*argv[1:], None])  # a logdir after --table is not its value
     argv = ["--table=md" if x == "--table" and y not in ("md", "csv") else x for x, y in pairs]
     args, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         known = [f"--{name}" for name in vars(args)]
         refuse(f"unrecognized option {suggest(unknown[0], known)}")
     if not args.logdirs:
-        refuse("say which folders to plot, in front of the options (see --help)")
+        refuse("name the folders to plot, before the options (see --help)")
     if args.out and Path(args.out).suffix.lower() not in (".png", ".svg", ".pdf"):
         refuse(f"--out {args.out} must end in .png, .svg or .pdf")
     args.value = args.value or ["Performance"]
@@ -508,7 +504,7 @@ def main(argv):
     elif not args.out:
         import matplotlib.pyplot as plt
 
-        if plt.get_backend().lower() == "agg":  # what matplotlib falls back to
+        if plt.get_backend().lower() == "agg":  # matplotlib's fallback
             raise SidespinError("no screen to show the figure on: use --out FILE or --table")
         plt.figure(fig)  # give it a window
         plt.show()

@@ -1,14 +1,14 @@
 """Proximal Policy Optimization (PPO-clip), in TensorFlow 1 style.
 
-The idea: take many gradient steps on one batch, but gain nothing from moving the probability ratio
-rho = pi(a|o) / pi_old(a|o) more than clip_ratio away from one:
+The idea: take many gradient steps on one batch, but clip the objective, so that there is nothing to
+gain from moving the probability ratio rho = pi(a|o) / pi_old(a|o) further than clip_ratio from one:
 
     loss_pi = -mean( min( rho A, clip(rho, 1 - clip_ratio, 1 + clip_ratio) A ) )
     loss_v  =  mean( (V(o) - R)^2 )
 
 A is the GAE-lambda advantage, normalised over the steps of all ranks. R is the discounted
-reward-to-go, bootstrapped with V where a path is cut short. The steps on the policy stop early when
-the mean of KL(pi_old || pi), estimated by mean( log pi_old - log pi ), exceeds 1.5 target_kl.
+reward-to-go, bootstrapped with V where a path is cut short. Policy updates stop early when the
+mean KL(pi_old || pi), estimated as mean( log pi_old - log pi ), exceeds 1.5 target_kl.
 
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, https://arxiv.org/abs/1707.06347
 
@@ -25,7 +25,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 import numpy as np
 from gymnasium.spaces import Discrete
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it when it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # must be set before TensorFlow is imported
 import tensorflow.compat.v1 as tf
 
 from common.args import Fraction, NonNegative, NonNegativeInt, PositiveInt
@@ -50,27 +50,27 @@ from common.tf1_utils import (
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    seed: NonNegativeInt = 0  # seed for the weights, the noise and the environment
     epochs: PositiveInt = 50  # number of epochs
     steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
-    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    max_ep_len: PositiveInt | None = None  # maximum episode length; None: the environment's own
     hidden_sizes: tuple[PositiveInt, ...] = (64, 64)  # units per hidden layer
     gamma: Fraction = 0.99  # discount factor
-    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    cpu: PositiveInt = 1  # number of ranks; N > 1 restarts the script under mpirun -np N
     threads: PositiveInt = 1  # threads per rank
-    data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
+    data_dir: str = "runs"  # save the run to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
     save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
-    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
-    overwrite: bool = False  # replace a run that is already in the folder
-    keep_models: bool = False  # keep the model of every save, for play.py --itr
+    resume: bool = False  # continue the existing run, bit for bit, from its last checkpoint
+    overwrite: bool = False  # replace the existing run
+    keep_models: bool = False  # keep every saved model, for play.py --itr
     lam: Fraction = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
     pi_lr: NonNegative = 3e-4  # learning rate of the policy
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
-    train_pi_iters: PositiveInt = 80  # most gradient steps on the policy per epoch
+    train_pi_iters: PositiveInt = 80  # maximum gradient steps on the policy per epoch
     train_v_iters: NonNegativeInt = 80  # gradient steps on the value function per epoch
-    clip_ratio: NonNegative = 0.2  # gain nothing from moving the ratio further than this from one
-    target_kl: NonNegative = 0.01  # stop the policy's steps when the mean KL exceeds 1.5 times this
+    clip_ratio: NonNegative = 0.2  # clip pi(a|o) / pi_old(a|o) to within this distance of 1
+    target_kl: NonNegative = 0.01  # stop policy updates when the mean KL exceeds 1.5 times this
 
 
 class MLP:
@@ -91,7 +91,7 @@ class MLP:
 
 
 def mlp_numpy(params, x):
-    """Compute the same for one observation in NumPy: thirty times faster than through a session."""
+    """Evaluate the MLP on one observation in NumPy, thirty times faster than a session."""
     *hidden, w_out, b_out = params
     for w, b in zip(hidden[::2], hidden[1::2]):
         x = np.tanh(w @ x + b)
@@ -123,12 +123,12 @@ class CategoricalPolicy:
     def act(cls, params, o, rng=None):
         """Draw an action in NumPy; without rng, take the most likely one."""
         (logits,) = cls.dist_numpy(params, o)
-        # The largest of logits + Gumbel noise is a draw from their softmax
+        # The Gumbel-max trick: argmax(logits + Gumbel noise) is a sample from softmax(logits)
         return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
 
 
 class GaussianPolicy:
-    """pi(a|o) over continuous actions: the mean from an MLP, one std for all observations."""
+    """pi(a|o) over continuous actions: a Gaussian; mean from an MLP, std independent of o."""
 
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
         init = np.full(act_dim, -0.5, np.float32)
@@ -163,7 +163,7 @@ class GaussianPolicy:
 
 
 class ValueFunction:
-    """V(o): the expected return from here on."""
+    """V(o): the expected discounted return from o on."""
 
     def __init__(self, obs_dim, hidden_sizes, rng):
         self.net = MLP("v", [obs_dim, *hidden_sizes, 1], rng)
@@ -188,13 +188,13 @@ class GAEBuffer:
         self.ptr += 1
 
     def finish_path(self, o2, d):
-        """Note that a path ends here, in o2: by termination if d, else it was only cut short."""
+        """Mark the end of a path at o2: terminated if d, otherwise only cut short."""
         self.paths.append((self.ptr, o2, d))
 
     def get(self, value):
-        """Return o, a, adv, ret and values of the epoch, and start a new one."""
+        """Return the epoch's o, a, adv, ret and values, and empty the buffer."""
         ends, last_o, d = zip(*self.paths)
-        # Nothing can be gained beyond a terminal state; a path cut short would have continued.
+        # After a terminal state the return is 0; a path cut short is bootstrapped with V(last_o).
         last_v = dict(zip(ends, np.where(d, 0.0, value(np.float32(last_o))).tolist()))
         values = value(self.o)
         adv, ret = np.zeros_like(self.r), np.zeros_like(self.r)
@@ -246,7 +246,7 @@ def train(args, run):
     def compute_loss_v(o, ret):
         return tf.reduce_mean((v(o) - ret) ** 2)
 
-    # Update: one graph
+    # Update: runs as one graph
     @compiled
     def update(o, a, adv, ret):
         logp_old = tf.stop_gradient(pi.logp(pi.dist(o), a))

@@ -1,7 +1,7 @@
 """Soft Actor-Critic (SAC), in TensorFlow 1 style.
 
 The idea: reward the policy for being random, so that it keeps exploring and Q stays smooth. The
-policy is a Gaussian squashed by tanh; alpha is the reward for one nat of entropy:
+policy is a Gaussian squashed by tanh; alpha is the reward per nat of entropy:
 
     a2      ~ pi(.|o2)
     backup  = r + gamma (1 - d) ( min( Q1_targ(o2, a2), Q2_targ(o2, a2) ) - alpha log pi(a2|o2) )
@@ -13,8 +13,9 @@ action dimensions:
 
     loss_alpha = -log alpha mean( log pi(a|o) - |A| )
 
-Transitions come from a replay buffer, d marks termination alone, log pi is the density of actions
-in units of their half-range, and targets follow slowly: targ = polyak targ + (1 - polyak) net.
+Transitions come from a replay buffer. d is 1 only where an episode terminated, not where a time
+limit truncated it. log pi is the log-density of actions in units of their half-range. Target
+networks follow slowly: targ = polyak targ + (1 - polyak) net.
 
 Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications,
 https://arxiv.org/abs/1812.05905
@@ -31,7 +32,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 
 import numpy as np
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it when it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # must be set before TensorFlow is imported
 import tensorflow.compat.v1 as tf
 
 from common.args import Fraction, NonNegative, NonNegativeInt, PositiveInt
@@ -55,30 +56,30 @@ from common.tf1_utils import (
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    seed: NonNegativeInt = 0  # seed for the weights, the noise and the environment
     epochs: PositiveInt = 50  # number of epochs
     steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
-    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    max_ep_len: PositiveInt | None = None  # maximum episode length; None: the environment's own
     hidden_sizes: tuple[PositiveInt, ...] = (256, 256)  # units per hidden layer
     gamma: Fraction = 0.99  # discount factor
-    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    cpu: PositiveInt = 1  # number of ranks; N > 1 restarts the script under mpirun -np N
     threads: PositiveInt = 1  # threads per rank
-    data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
+    data_dir: str = "runs"  # save the run to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
     save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
-    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
-    overwrite: bool = False  # replace a run that is already in the folder
-    keep_models: bool = False  # keep the model of every save, for play.py --itr
+    resume: bool = False  # continue the existing run, bit for bit, from its last checkpoint
+    overwrite: bool = False  # replace the existing run
+    keep_models: bool = False  # keep every saved model, for play.py --itr
     replay_size: PositiveInt = 1_000_000  # transitions in the replay buffer, per rank
     polyak: Fraction = 0.995  # targ = polyak * targ + (1 - polyak) * net
     lr: NonNegative = 1e-3  # learning rate of the policy, Q and alpha
     batch_size: PositiveInt = 100  # transitions per gradient step, per rank
     start_steps: NonNegativeInt = 10_000  # steps of random actions at the start, over all ranks
     update_after: NonNegativeInt = 1000  # steps before the first update, over all ranks
-    update_every: PositiveInt = 50  # N steps, then N updates, per rank: two ranks, half the updates
-    num_test_episodes: NonNegativeInt = 10  # episodes without noise after each epoch
-    alpha: NonNegative = 0.2  # reward for one nat of entropy; with --autotune, at the start
-    autotune: bool = False  # learn alpha so that the entropy stays near -|A|
+    update_every: PositiveInt = 50  # after every N steps on a rank, make N updates
+    num_test_episodes: NonNegativeInt = 10  # test episodes after each epoch, without noise
+    alpha: NonNegative = 0.2  # reward per nat of entropy; with --autotune, its initial value
+    autotune: bool = False  # learn alpha: keep the entropy near -(number of action dimensions)
 
 
 class MLP:
@@ -99,7 +100,7 @@ class MLP:
 
 
 def mlp_numpy(params, x):
-    """Compute the same for one observation in NumPy: twenty times faster than through a session."""
+    """Evaluate the MLP on one observation in NumPy, twenty times faster than a session."""
     *hidden, w_out, b_out = params
     for w, b in zip(hidden[::2], hidden[1::2]):
         x = np.maximum(w @ x + b, 0)
@@ -107,7 +108,7 @@ def mlp_numpy(params, x):
 
 
 class Policy:
-    """pi(a|o): a Gaussian from an MLP and a tanh, stretched to the bounds of each action."""
+    """pi(a|o): a Gaussian from an MLP, squashed by tanh and scaled to each action's bounds."""
 
     def __init__(self, name, obs_dim, action_space, hidden_sizes, rng):
         low, high = action_space.low, action_space.high
@@ -123,7 +124,7 @@ class Policy:
     def __call__(self, o, noise):
         mu, log_std = self.dist(o)
         u = mu + tf.exp(log_std) * noise
-        # log N(u; mu, std) - log(1 - tanh(u)^2), the latter in a form that stays finite
+        # log N(u; mu, std) - log(1 - tanh(u)^2), the second term in a form that stays finite
         logp = -(0.5 * noise**2 + log_std + 0.5 * np.log(2 * np.pi))
         logp = logp - 2 * (np.log(2) - u - tf.nn.softplus(-2 * u))
         logp = tf.reduce_sum(logp, 1)
@@ -137,7 +138,7 @@ class Policy:
 
     @classmethod
     def act(cls, params, o, rng=None):
-        """Draw an action in NumPy; without rng, squash the mean."""
+        """Draw an action in NumPy; without rng, take the squashed mean."""
         (u, log_std), (center, half_range) = cls.dist_numpy(params, o), params[:2]
         if rng is not None:
             u = u + np.exp(log_std) * rng.standard_normal(u.size, np.float32)
@@ -145,7 +146,7 @@ class Policy:
 
 
 class QFunction:
-    """Q(o, a): the expected return after action a."""
+    """Q(o, a): the expected discounted return after taking a in o."""
 
     def __init__(self, name, obs_dim, action_space, hidden_sizes, rng):
         self.net = MLP(name, [obs_dim + action_space.shape[0], *hidden_sizes, 1], rng)
@@ -157,7 +158,7 @@ class QFunction:
 
 
 class ReplayBuffer:
-    """The most recent transitions; memory is used only as they come in."""
+    """The most recent transitions; the buffer takes up memory only as it fills."""
 
     def __init__(self, obs_dim, act_dim, size):
         self.o, self.o2 = np.zeros((2, size, obs_dim), np.float32)
@@ -182,9 +183,9 @@ def train(args, run):
     low, high = env.action_space.low, env.action_space.high
     local_steps = args.steps_per_epoch // num_procs()
     if args.start_steps >= args.epochs * args.steps_per_epoch:
-        warn(f"{flag('start_steps')} is as long as the run: all of its actions are random")
+        warn(f"{flag('start_steps')} covers the whole run: all actions are random")
     if args.autotune and args.alpha == 0:
-        raise SidespinError("autotune learns log(alpha): it cannot start from an alpha of 0")
+        raise SidespinError("autotune learns log(alpha), so alpha cannot start at 0")
 
     # The only randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
@@ -206,7 +207,7 @@ def train(args, run):
     sess.run([x_targ.assign(x) for x_targ, x in zip(targets, params)])
     buf = ReplayBuffer(obs_dim, act_dim, args.replay_size)
 
-    # Update: one batch; a burst of them is one graph
+    # Update: one batch; a burst of updates runs as one graph
     def update(o, a, r, o2, d, noise, noise2):
         alpha = tf.exp(log_alpha)
         a2, logp2 = pi(o2, noise2)
@@ -267,7 +268,7 @@ def train(args, run):
             raise SidespinError("mlp_numpy or dist_numpy differs from mlp or dist: change both")
 
     # Test without noise
-    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # it may never end
+    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # an episode may never end
 
     def test_agent(epoch):
         for i in range(proc_id(), args.num_test_episodes, num_procs()):
@@ -291,7 +292,7 @@ def train(args, run):
     pi_params = get_pi_params()
     for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
-            steps = epoch * local_steps + t + 1  # on this rank, including the one to come
+            steps = epoch * local_steps + t + 1  # on this rank, including the current one
             if steps * num_procs() <= args.start_steps:
                 a = rng.uniform(low, high).astype(np.float32)
             else:

@@ -1,16 +1,17 @@
 """Twin Delayed DDPG (TD3), in PyTorch.
 
-The idea: DDPG's policy seeks out actions whose Q is too high. Three cures: learn two Qs and believe
-the lower one; blur the target action with clipped noise, so that Q has no sharp peaks; and update
-the policy and the targets only once per policy_delay updates of the Qs:
+The idea: DDPG's policy seeks out actions whose Q is overestimated. Three remedies: learn two Qs and
+believe the lower one; blur the target action with clipped noise, so that Q has no sharp peaks; and
+update the policy and the targets only once per policy_delay updates of the Qs:
 
     a2      = clip( pi_targ(o2) + clip(target_noise eps, -noise_clip, noise_clip), low, high )
     backup  = r + gamma (1 - d) min( Q1_targ(o2, a2), Q2_targ(o2, a2) )
     loss_q  = mean( (Q1(o, a) - backup)^2 ) + mean( (Q2(o, a) - backup)^2 )
     loss_pi = -mean( Q1(o, pi(o)) )
 
-Transitions come from a replay buffer, d marks termination alone, noise is in units of each action's
-half-range, and targets follow slowly: targ = polyak targ + (1 - polyak) net.
+Transitions come from a replay buffer. d is 1 only where an episode terminated, not where a time
+limit truncated it. Noise is in units of each action's half-range. Target networks follow slowly:
+targ = polyak targ + (1 - polyak) net.
 
 Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods,
 https://arxiv.org/abs/1802.09477
@@ -43,20 +44,20 @@ from common.torch_utils import Adam, State, mpi_avg_grads, save_model, sync_para
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    seed: NonNegativeInt = 0  # seed for the weights, the noise and the environment
     epochs: PositiveInt = 50  # number of epochs
     steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
-    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    max_ep_len: PositiveInt | None = None  # maximum episode length; None: the environment's own
     hidden_sizes: tuple[PositiveInt, ...] = (256, 256)  # units per hidden layer
     gamma: Fraction = 0.99  # discount factor
-    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    cpu: PositiveInt = 1  # number of ranks; N > 1 restarts the script under mpirun -np N
     threads: PositiveInt = 1  # threads per rank
-    data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
+    data_dir: str = "runs"  # save the run to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
     save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
-    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
-    overwrite: bool = False  # replace a run that is already in the folder
-    keep_models: bool = False  # keep the model of every save, for play.py --itr
+    resume: bool = False  # continue the existing run, bit for bit, from its last checkpoint
+    overwrite: bool = False  # replace the existing run
+    keep_models: bool = False  # keep every saved model, for play.py --itr
     replay_size: PositiveInt = 1_000_000  # transitions in the replay buffer, per rank
     polyak: Fraction = 0.995  # targ = polyak * targ + (1 - polyak) * net
     pi_lr: NonNegative = 1e-3  # learning rate of the policy
@@ -64,12 +65,12 @@ class Args:
     batch_size: PositiveInt = 100  # transitions per gradient step, per rank
     start_steps: NonNegativeInt = 10_000  # steps of random actions at the start, over all ranks
     update_after: NonNegativeInt = 1000  # steps before the first update, over all ranks
-    update_every: PositiveInt = 50  # N steps, then N updates, per rank: two ranks, half the updates
-    num_test_episodes: NonNegativeInt = 10  # episodes without noise after each epoch
-    act_noise: NonNegative = 0.1  # std of the exploration noise, in half-ranges of the action
-    target_noise: NonNegative = 0.2  # std of the noise on target actions, in half-ranges
-    noise_clip: NonNegative = 0.5  # limit of the noise on target actions, in half-ranges
-    policy_delay: PositiveInt = 2  # updates of the Qs per update of the policy and the targets
+    update_every: PositiveInt = 50  # after every N steps on a rank, make N updates
+    num_test_episodes: NonNegativeInt = 10  # test episodes after each epoch, without noise
+    act_noise: NonNegative = 0.1  # std of the exploration noise, in units of the action half-range
+    target_noise: NonNegative = 0.2  # std of the noise on target actions, in the same units
+    noise_clip: NonNegative = 0.5  # limit on the noise on target actions, in the same units
+    policy_delay: PositiveInt = 2  # Q updates per update of the policy and the targets
 
 
 def mlp(sizes, rng):
@@ -83,7 +84,7 @@ def mlp(sizes, rng):
 
 
 def mlp_numpy(params, x):
-    """Compute the same for one observation in NumPy: three times faster than through PyTorch."""
+    """Evaluate the MLP on one observation in NumPy, three times faster than PyTorch."""
     *hidden, w_out, b_out = params
     for w, b in zip(hidden[::2], hidden[1::2]):
         x = np.maximum(w @ x + b, 0)
@@ -91,7 +92,7 @@ def mlp_numpy(params, x):
 
 
 class Policy(nn.Module):
-    """pi(o): an MLP and a tanh, stretched to the bounds of each action."""
+    """pi(o): an MLP with a tanh output, scaled to the bounds of each action."""
 
     def __init__(self, obs_dim, action_space, hidden_sizes, rng):
         super().__init__()
@@ -114,7 +115,7 @@ class Policy(nn.Module):
 
 
 class QFunction(nn.Module):
-    """Q(o, a): the expected return after action a."""
+    """Q(o, a): the expected discounted return after taking a in o."""
 
     def __init__(self, obs_dim, action_space, hidden_sizes, rng):
         super().__init__()
@@ -125,7 +126,7 @@ class QFunction(nn.Module):
 
 
 class ReplayBuffer:
-    """The most recent transitions; memory is used only as they come in."""
+    """The most recent transitions; the buffer takes up memory only as it fills."""
 
     def __init__(self, obs_dim, act_dim, size):
         self.o, self.o2 = np.zeros((2, size, obs_dim), np.float32)
@@ -151,7 +152,7 @@ def train(args, run):
     low, high = env.action_space.low, env.action_space.high
     local_steps = args.steps_per_epoch // num_procs()
     if args.start_steps >= args.epochs * args.steps_per_epoch:
-        warn(f"{flag('start_steps')} is as long as the run: all of its actions are random")
+        warn(f"{flag('start_steps')} covers the whole run: all actions are random")
 
     # The only randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
@@ -208,7 +209,7 @@ def train(args, run):
             for x_targ, x in zip(target_params, params):
                 x_targ.lerp_(x, 1 - args.polyak)  # targ = polyak * targ + (1 - polyak) * net
 
-    # Act in NumPy, on arrays that share the memory of the policy's parameters
+    # Act in NumPy, on arrays that share memory with the policy's parameters
     def get_pi_params():
         return [x.numpy() for x in pi.state_dict().values()]
 
@@ -218,7 +219,7 @@ def train(args, run):
         raise SidespinError("mlp_numpy or act differs from mlp or forward: change both")
 
     # Test without noise
-    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # it may never end
+    test_limit = test_env.spec.max_episode_steps or args.steps_per_epoch  # an episode may never end
 
     def test_agent(epoch):
         for i in range(proc_id(), args.num_test_episodes, num_procs()):
@@ -241,7 +242,7 @@ def train(args, run):
     pi_params = get_pi_params()
     for epoch in range(first_epoch, args.epochs):
         for t in range(local_steps):
-            steps = epoch * local_steps + t + 1  # on this rank, including the one to come
+            steps = epoch * local_steps + t + 1  # on this rank, including the current one
             if steps * num_procs() <= args.start_steps:
                 a = rng.uniform(low, high).astype(np.float32)
             else:
@@ -253,7 +254,7 @@ def train(args, run):
                 logger.store(EpRet=ep_ret, EpLen=ep_len)
                 o, ep_ret, ep_len = env.reset()[0], 0.0, 0
             if steps * num_procs() >= args.update_after and steps % args.update_every == 0:
-                for n in range(steps - args.update_every, steps):  # one update per step so far
+                for n in range(steps - args.update_every, steps):  # updates are numbered like steps
                     update(n + 1)
                 pi_params = get_pi_params()
             logger.progress(epoch, t, local_steps)

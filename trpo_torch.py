@@ -1,14 +1,14 @@
 """Trust Region Policy Optimization (TRPO) and natural policy gradient, in PyTorch.
 
-The idea: limit how far the policy moves, not its parameters. Among all steps whose mean
-KL(pi_old || pi) is at most delta, take the one that lowers the loss most, to first order:
+The idea: limit how far the policy itself moves, rather than its parameters. Among all steps whose
+mean KL(pi_old || pi) is at most delta, take the one that lowers the loss most, to first order:
 
     loss_pi = -mean( pi(a|o) / pi_old(a|o) A )
     step    = -sqrt( 2 delta / (x^T H x) ) x,   H x = g
 
-where g is the gradient of loss_pi and H the Hessian of that KL at pi_old, plus damping. Conjugate
-gradient finds x from products of H with vectors alone. A line search then shortens the step until
-the KL is within delta and the loss is no higher than before; --algo npg leaves that out.
+where g is the gradient of loss_pi and H the Hessian of that mean KL at pi_old, plus damping. The
+conjugate gradient method finds x using only products of H with vectors. A line search then shortens
+the step until the KL is within delta and the loss is no higher than before; --algo npg skips it.
 
 A is the GAE-lambda advantage, normalised over the steps of all ranks. R is the discounted
 reward-to-go, bootstrapped with V where a path is cut short; loss_v = mean( (V(o) - R)^2 ).
@@ -45,29 +45,29 @@ from common.torch_utils import Adam, State, Tanh, mpi_avg_grads, save_model, syn
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    seed: NonNegativeInt = 0  # seed for the weights, the noise and the environment
     epochs: PositiveInt = 50  # number of epochs
     steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
-    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    max_ep_len: PositiveInt | None = None  # maximum episode length; None: the environment's own
     hidden_sizes: tuple[PositiveInt, ...] = (64, 64)  # units per hidden layer
     gamma: Fraction = 0.99  # discount factor
-    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    cpu: PositiveInt = 1  # number of ranks; N > 1 restarts the script under mpirun -np N
     threads: PositiveInt = 1  # threads per rank
-    data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
+    data_dir: str = "runs"  # save the run to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
     save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
-    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
-    overwrite: bool = False  # replace a run that is already in the folder
-    keep_models: bool = False  # keep the model of every save, for play.py --itr
+    resume: bool = False  # continue the existing run, bit for bit, from its last checkpoint
+    overwrite: bool = False  # replace the existing run
+    keep_models: bool = False  # keep every saved model, for play.py --itr
     lam: Fraction = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
     train_v_iters: NonNegativeInt = 80  # gradient steps on the value function per epoch
     algo: Literal["trpo", "npg"] = "trpo"  # npg takes the full step, without the line search
-    delta: Positive = 0.01  # limit of the mean KL(pi_old || pi)
+    delta: Positive = 0.01  # limit on the mean KL(pi_old || pi)
     damping_coeff: NonNegative = 0.1  # added to the diagonal of H
-    cg_iters: PositiveInt = 10  # iterations of conjugate gradient
-    backtrack_iters: PositiveInt = 10  # most steps that the line search tries
-    backtrack_coeff: Positive = 0.8  # each one is shorter than the last by this factor
+    cg_iters: PositiveInt = 10  # conjugate gradient iterations
+    backtrack_iters: PositiveInt = 10  # maximum number of steps that the line search tries
+    backtrack_coeff: Positive = 0.8  # the line search shortens the step by this factor each time
 
 
 def mlp(sizes, rng):
@@ -81,7 +81,7 @@ def mlp(sizes, rng):
 
 
 def mlp_numpy(params, x):
-    """Compute the same for one observation in NumPy: eight times faster than through PyTorch."""
+    """Evaluate the MLP on one observation in NumPy, eight times faster than PyTorch."""
     *hidden, w_out, b_out = params
     for w, b in zip(hidden[::2], hidden[1::2]):
         x = np.tanh(w @ x + b)
@@ -117,12 +117,12 @@ class CategoricalPolicy(nn.Module):
     def act(cls, params, o, rng=None):
         """Draw an action in NumPy; without rng, take the most likely one."""
         (logits,) = cls.dist_numpy(params, o)
-        # The largest of logits + Gumbel noise is a draw from their softmax
+        # The Gumbel-max trick: argmax(logits + Gumbel noise) is a sample from softmax(logits)
         return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
 
 
 class GaussianPolicy(nn.Module):
-    """pi(a|o) over continuous actions: the mean from an MLP, one std for all observations."""
+    """pi(a|o) over continuous actions: a Gaussian; mean from an MLP, std independent of o."""
 
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
         super().__init__()
@@ -162,7 +162,7 @@ class GaussianPolicy(nn.Module):
 
 
 class ValueFunction(nn.Module):
-    """V(o): the expected return from here on."""
+    """V(o): the expected discounted return from o on."""
 
     def __init__(self, obs_dim, hidden_sizes, rng):
         super().__init__()
@@ -185,12 +185,12 @@ def set_params(params, flat):
 
 
 def conjugate_gradient(hvp, b, iters):
-    """Solve H x = b for x, given the product of H with any vector."""
+    """Solve H x = b for x; hvp(p) returns H p."""
     b = np.asarray(b, np.float64)
     x, r, p = np.zeros_like(b), b.copy(), b.copy()
     rr = r @ r
     for _ in range(iters):
-        if rr <= 1e-12 * (b @ b):  # solved as far as float32 goes; b = 0 would divide by zero
+        if rr <= 1e-12 * (b @ b):  # solved to float32 precision; also avoids 0 / 0 if b = 0
             break
         hp = hvp(p)
         alpha = rr / (p @ hp)
@@ -216,13 +216,13 @@ class GAEBuffer:
         self.ptr += 1
 
     def finish_path(self, o2, d):
-        """Note that a path ends here, in o2: by termination if d, else it was only cut short."""
+        """Mark the end of a path at o2: terminated if d, otherwise only cut short."""
         self.paths.append((self.ptr, o2, d))
 
     def get(self, value):
-        """Return o, a, adv, ret and values of the epoch, and start a new one."""
+        """Return the epoch's o, a, adv, ret and values, and empty the buffer."""
         ends, last_o, d = zip(*self.paths)
-        # Nothing can be gained beyond a terminal state; a path cut short would have continued.
+        # After a terminal state the return is 0; a path cut short is bootstrapped with V(last_o).
         last_v = dict(zip(ends, np.where(d, 0.0, value(np.float32(last_o))).tolist()))
         values = value(self.o)
         adv, ret = np.zeros_like(self.r), np.zeros_like(self.r)
@@ -298,10 +298,10 @@ def train(args, run):
 
         x = conjugate_gradient(hvp, g, args.cg_iters)
 
-        # Its length: to second order, the KL of a step is 1/2 step^T H step = delta
+        # The length of the step: to second order, its KL is 1/2 step^T H step; make that delta
         step = -np.sqrt(2 * args.delta / (x @ hvp(x) + 1e-8)) * x
 
-        # Line search; all ranks compare the same averages, so they decide alike
+        # Line search: all ranks compare the same averages, so all make the same decision
         old_params = torch.cat([p.detach().flatten() for p in params]).numpy()
         loss_pi_old = mpi_avg(loss_pi_old.item())
         for j in range(args.backtrack_iters):
@@ -328,7 +328,7 @@ def train(args, run):
         logger.store(LossV=loss_v_old, DeltaLossV=loss_v_old - loss_v)
         logger.store(BacktrackIters=j)
 
-    # Act in NumPy, on arrays that share the memory of the policy's parameters
+    # Act in NumPy, on arrays that share memory with the policy's parameters
     def get_pi_params():
         return [x.numpy() for x in pi.state_dict().values()]
 

@@ -1,6 +1,6 @@
 """Vanilla Policy Gradient (VPG), in PyTorch.
 
-The idea: make actions that did better than expected more likely, by one gradient step per epoch:
+The idea: make actions that did better than expected more likely, with one gradient step per epoch:
 
     loss_pi = -mean( log pi(a|o) A )
     loss_v  =  mean( (V(o) - R)^2 )
@@ -39,20 +39,20 @@ from common.torch_utils import Adam, State, Tanh, mpi_avg_grads, save_model, syn
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # Gymnasium id; module:Name-v0 imports the module first
-    seed: NonNegativeInt = 0  # seed of the weights, the noise and the environment
+    seed: NonNegativeInt = 0  # seed for the weights, the noise and the environment
     epochs: PositiveInt = 50  # number of epochs
     steps_per_epoch: PositiveInt = 4000  # environment steps per epoch, over all ranks
-    max_ep_len: PositiveInt | None = None  # longest episode; None: the environment's own limit
+    max_ep_len: PositiveInt | None = None  # maximum episode length; None: the environment's own
     hidden_sizes: tuple[PositiveInt, ...] = (64, 64)  # units per hidden layer
     gamma: Fraction = 0.99  # discount factor
-    cpu: PositiveInt = 1  # number of ranks: N starts the script under mpirun -np N
+    cpu: PositiveInt = 1  # number of ranks; N > 1 restarts the script under mpirun -np N
     threads: PositiveInt = 1  # threads per rank
-    data_dir: str = "runs"  # the run goes to <data-dir>/<exp-name>/<exp-name>_s<seed>
+    data_dir: str = "runs"  # save the run to <data-dir>/<exp-name>/<exp-name>_s<seed>
     exp_name: str | None = None  # name of the experiment; None: <script>_<env-id>
     save_freq: PositiveInt = 1  # save the model and a checkpoint every N epochs, and at the end
-    resume: bool = False  # continue the run in the folder, bit for bit, from its last checkpoint
-    overwrite: bool = False  # replace a run that is already in the folder
-    keep_models: bool = False  # keep the model of every save, for play.py --itr
+    resume: bool = False  # continue the existing run, bit for bit, from its last checkpoint
+    overwrite: bool = False  # replace the existing run
+    keep_models: bool = False  # keep every saved model, for play.py --itr
     lam: Fraction = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
     pi_lr: NonNegative = 3e-4  # learning rate of the policy
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
@@ -70,7 +70,7 @@ def mlp(sizes, rng):
 
 
 def mlp_numpy(params, x):
-    """Compute the same for one observation in NumPy: eight times faster than through PyTorch."""
+    """Evaluate the MLP on one observation in NumPy, eight times faster than PyTorch."""
     *hidden, w_out, b_out = params
     for w, b in zip(hidden[::2], hidden[1::2]):
         x = np.tanh(w @ x + b)
@@ -102,12 +102,12 @@ class CategoricalPolicy(nn.Module):
     def act(cls, params, o, rng=None):
         """Draw an action in NumPy; without rng, take the most likely one."""
         (logits,) = cls.dist_numpy(params, o)
-        # The largest of logits + Gumbel noise is a draw from their softmax
+        # The Gumbel-max trick: argmax(logits + Gumbel noise) is a sample from softmax(logits)
         return np.argmax(logits if rng is None else logits + rng.gumbel(size=logits.size))
 
 
 class GaussianPolicy(nn.Module):
-    """pi(a|o) over continuous actions: the mean from an MLP, one std for all observations."""
+    """pi(a|o) over continuous actions: a Gaussian; mean from an MLP, std independent of o."""
 
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
         super().__init__()
@@ -141,7 +141,7 @@ class GaussianPolicy(nn.Module):
 
 
 class ValueFunction(nn.Module):
-    """V(o): the expected return from here on."""
+    """V(o): the expected discounted return from o on."""
 
     def __init__(self, obs_dim, hidden_sizes, rng):
         super().__init__()
@@ -166,13 +166,13 @@ class GAEBuffer:
         self.ptr += 1
 
     def finish_path(self, o2, d):
-        """Note that a path ends here, in o2: by termination if d, else it was only cut short."""
+        """Mark the end of a path at o2: terminated if d, otherwise only cut short."""
         self.paths.append((self.ptr, o2, d))
 
     def get(self, value):
-        """Return o, a, adv, ret and values of the epoch, and start a new one."""
+        """Return the epoch's o, a, adv, ret and values, and empty the buffer."""
         ends, last_o, d = zip(*self.paths)
-        # Nothing can be gained beyond a terminal state; a path cut short would have continued.
+        # After a terminal state the return is 0; a path cut short is bootstrapped with V(last_o).
         last_v = dict(zip(ends, np.where(d, 0.0, value(np.float32(last_o))).tolist()))
         values = value(self.o)
         adv, ret = np.zeros_like(self.r), np.zeros_like(self.r)
@@ -253,7 +253,7 @@ def train(args, run):
         logger.store(LossPi=loss_pi_old, DeltaLossPi=loss_pi_old - loss_pi)
         logger.store(LossV=loss_v_old, DeltaLossV=loss_v_old - loss_v)
 
-    # Act in NumPy, on arrays that share the memory of the policy's parameters
+    # Act in NumPy, on arrays that share memory with the policy's parameters
     def get_pi_params():
         return [x.numpy() for x in pi.state_dict().values()]
 

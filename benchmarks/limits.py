@@ -1,8 +1,8 @@
-"""What no script can be faster than: the environment's steps and the matrix products of updates.
+"""The limit of any script's speed: the environment's steps and the matrix products of updates.
 
     python limits.py Hopper-v4 sac 100 256 256
 
-It is started and paced by speed.py, which hands it the actions that a script took in its window.
+speed.py starts and paces it, and sends it the actions that a script took in its window.
 """
 
 import os
@@ -18,8 +18,8 @@ import torch
 def linear(batch_size, sizes, weight_grads=False, input_grads=False):
     """Return the products of an MLP on a batch as (rows, inner, columns): forward, backward.
 
-    Gradients of a layer's input are needed below it alone, so not for the first layer, unless the
-    gradient of the network's own input is asked for (as of an action, through Q).
+    The gradient of a layer's input is needed only by the layers below, so not for the first layer,
+    unless input_grads asks for the gradient of the network's input (such as an action, through Q).
     """
     products = []
     for i, (n_in, n_out) in enumerate(zip(sizes, sizes[1:])):
@@ -32,12 +32,12 @@ def linear(batch_size, sizes, weight_grads=False, input_grads=False):
 
 
 def products_of_update(algo, batch_size, hidden_sizes, obs_dim, act_dim):
-    """Return the products of two updates: TD3 moves its policy in one of them."""
+    """Return the products of two updates, because TD3 updates its policy in only one of them."""
     q_sizes = [obs_dim + act_dim, *hidden_sizes, 1]
     pi_sizes = [obs_dim, *hidden_sizes, act_dim * (2 if algo == "sac" else 1)]
     qs = 1 if algo == "ddpg" else 2
     update_q = linear(batch_size, pi_sizes)  # the next action
-    update_q += qs * linear(batch_size, q_sizes)  # its value, by the targets
+    update_q += qs * linear(batch_size, q_sizes)  # its value, from the target networks
     update_q += qs * linear(batch_size, q_sizes, weight_grads=True)
     update_pi = linear(batch_size, pi_sizes, weight_grads=True)
     update_pi += (qs if algo == "sac" else 1) * linear(batch_size, q_sizes, input_grads=True)
@@ -45,7 +45,7 @@ def products_of_update(algo, batch_size, hidden_sizes, obs_dim, act_dim):
 
 
 def bare(products):
-    """Return a function that computes the products, into memory that is there already."""
+    """Return a function that computes the products into preallocated memory."""
     jobs = [(torch.randn(n, k), torch.randn(k, m), torch.empty(n, m)) for n, k, m in products]
 
     def compute():
@@ -58,7 +58,7 @@ def bare(products):
 def main(env_id, algo=None, batch_size=0, *hidden_sizes):
     torch.set_num_threads(1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is a newer version of it
+        warnings.simplefilter("ignore")  # that there is a newer version
         env = gym.make(env_id)
     env.reset(seed=0)
     spaces = env.observation_space.shape[0], env.action_space.shape[0]

@@ -1,8 +1,9 @@
 """Environments that stop after every window of steps: how speed.py times any program the same way.
 
-`paced:PacedHopper-v4` is Hopper-v4, but its first step, and the one after each window, waits until
-speed.py says go. A window so has the work of so many steps in it, whatever a program does between
-them, and programs that take turns do not disturb each other. No program needs to know.
+`paced:PacedHopper-v4` is Hopper-v4, but its first step, and the first step after each window, waits
+for a signal from speed.py. A window therefore contains all the work for that many steps, whatever a
+program does between them, and programs that take turns do not disturb each other. The programs need
+no changes.
 """
 
 import os
@@ -16,7 +17,7 @@ from gymnasium.spaces import Box
 
 
 class Paced(gym.Wrapper):
-    """Connects to speed.py at its first step; a test environment that is never stepped does not."""
+    """Connects to speed.py at its first step, so test environments, never stepped, do not."""
 
     connection, left = None, 0
 
@@ -28,7 +29,7 @@ class Paced(gym.Wrapper):
         return self.env.step(a)
 
     def end_window(self):
-        """Report the window that ends here, if one does, and wait for the next."""
+        """Report the window that ends here, if any, and wait for the next."""
         end = time.perf_counter()
         if self.connection is None:
             self.connection = Client(os.environ["PACE"])
@@ -39,7 +40,7 @@ class Paced(gym.Wrapper):
 
 
 class Blank(gym.Env):
-    """Spaces like Hopper's and nothing behind them, to see what the scripts themselves take."""
+    """Hopper's spaces with nothing behind them, to measure the cost of the scripts alone."""
 
     observation_space = Box(-np.inf, np.inf, (11,), np.float64)
     action_space = Box(-1, 1, (3,), np.float32)
@@ -53,15 +54,15 @@ class Blank(gym.Env):
 
 
 def resident_bytes():
-    """Return how much memory this process has."""
+    """Return how much memory this process uses."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def paced(env_id):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is a newer version of it
-        # Gymnasium puts its wrappers around the outside, and we want them once.
+        warnings.simplefilter("ignore")  # that there is a newer version
+        # Gymnasium will add its wrappers around this one, so remove the inner ones.
         return Paced(gym.make(env_id).unwrapped)
 
 

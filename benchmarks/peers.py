@@ -1,4 +1,4 @@
-"""Train with Stable-Baselines3, sb3-contrib or SBX, with the work of our scripts; speed.py runs it.
+"""Train with Stable-Baselines3, sb3-contrib or SBX, matched to our scripts; speed.py runs this.
 
 python peers.py sb3 sac Hopper-v4 '{"batch_size": 100, "hidden_sizes": [256, 256], "burst": 1}'
 """
@@ -11,14 +11,14 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-sys.modules["tensorflow"] = None  # where SBX finds TensorFlow it wants a second Keras, too
+sys.modules["tensorflow"] = None  # if SBX finds TensorFlow, it also wants a second Keras
 from stable_baselines3.common.noise import NormalActionNoise  # noqa: E402
 
 MODULES = {"sb3": "stable_baselines3", "sb3-contrib": "sb3_contrib", "sbx": "sbx"}
 
 
 def on_policy(algo, steps, iters, hidden_sizes):
-    """One batch of all steps, passed over `iters` times."""
+    """Return settings for one batch of all steps, used `iters` times."""
     networks = {"pi": hidden_sizes, "vf": hidden_sizes}
     settings = {"n_steps": steps, "batch_size": steps, "gamma": 0.99, "gae_lambda": 0.97}
     if algo == "trpo":
@@ -30,7 +30,7 @@ def on_policy(algo, steps, iters, hidden_sizes):
 
 
 def off_policy(algo, batch_size, hidden_sizes, burst):
-    """As many updates as steps: after so many steps so many updates."""
+    """Return settings for `burst` updates after every `burst` steps."""
     settings = {"batch_size": batch_size, "buffer_size": 1_000_000, "learning_starts": 1000}
     settings |= {
         "train_freq": burst,

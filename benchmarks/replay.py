@@ -1,4 +1,4 @@
-"""Print how much memory a full replay buffer of a million Hopper transitions takes, and its arrays.
+"""Print the bytes that a full replay buffer of a million Hopper transitions and its arrays take.
 
 python replay.py ours
 """
@@ -15,10 +15,10 @@ SIZE, OBS_DIM, ACT_DIM = 1_000_000, 11, 3
 
 def make(package):
     if package == "sb3":
-        sys.modules["tensorflow"] = None  # which it would import where it is installed
+        sys.modules["tensorflow"] = None  # SB3 would import it if it is installed
         from stable_baselines3.common.buffers import ReplayBuffer
 
-        box = Box(-np.inf, np.inf, (OBS_DIM,), np.float64)  # as Hopper's
+        box = Box(-np.inf, np.inf, (OBS_DIM,), np.float64)  # like Hopper's
         return lambda: ReplayBuffer(SIZE, box, Box(-1, 1, (ACT_DIM,), np.float32), "cpu")
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from sac_torch import ReplayBuffer
@@ -32,5 +32,5 @@ if __name__ == "__main__":
     buf = buffer()
     arrays = [x for x in vars(buf).values() if isinstance(x, np.ndarray)]
     for x in arrays:
-        x[:] = 1  # a page of zeros is not there until something else is written to it
+        x[:] = 1  # a page of zeros takes no memory until it is written to
     print(resident_bytes() - before, sum(x.nbytes for x in arrays))

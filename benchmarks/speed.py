@@ -1,35 +1,35 @@
-"""Steps per second of the scripts, against what one would use instead and against the limit.
+"""Steps per second of the scripts, compared with alternatives and with the limit.
 
     pip install -r benchmarks/requirements.txt
     python benchmarks/speed.py
 
-prints tables in Markdown; README.md beside this file has those of a whole run. A part of it:
+prints tables in Markdown; README.md next to this file has those of a full run. To run only a part:
 
     python benchmarks/speed.py --sections off-policy --algos sac
 
 How the work is matched:
 
-- All programs of a row run at the same time but take turns: one steps through a window (on-policy
-  an epoch of 4000 steps with its update, off-policy 100 steps with 100 updates) while the others
-  wait, several rounds long. The first windows (imports, compilation, random steps) do not count,
-  and each one's best window does: what disturbs a machine makes programs slower, never faster.
-  paced.py is how.
-- One process each, held on one core by the operating system, with one thread.
-- Our scripts are run by their own command line, logging and checkpoints included, which the others
-  do not write. Tests of the policy after each epoch are switched off: the others have none.
-- On-policy: networks of 64-64 for the policy and, apart from it, for the value function; one batch
-  of 4000 steps. PPO takes all 80 steps on the policy and 80 on the value function (we switch the
-  stop at target_kl off), as do the others with n_epochs=80 and batch_size=4000. TRPO: 10 steps of
-  conjugate gradient and 80 on the value function, as sb3-contrib's. VPG has no counterpart with
-  many steps on the value function, so it is measured with one (against PPO of one epoch, which is
-  the same work) and, alone, with its 80.
-- Off-policy: networks of 256-256, as many updates as steps, replay of a million, entropy
-  coefficient fixed, policy delay 2 in TD3. Every program does so in the way it does by default: we
-  make 50 updates after 50 steps, the others one after each step. "sbx 50" is SBX with our bursts,
-  which it compiles into one loop.
-- The limit on-policy is env.step alone, with the actions that the torch script took; off-policy the
-  matrix products of the updates are added, forward and backward, by torch.mm into memory that is
-  there already.
+- All programs of a row run at the same time but take turns, for several rounds: one steps through a
+  window (on-policy, an epoch of 4000 steps with its update; off-policy, 100 steps with 100 updates)
+  while the others wait. The first windows (imports, compilation, random steps) do not count. Of the
+  others, each program's best counts: interference makes programs slower, never faster. See
+  paced.py.
+- Each program is one process with one thread, pinned to one core.
+- Our scripts run from their own command line, including logging and checkpoints, which the others
+  do not write. Test episodes after each epoch are switched off, because the others have none.
+- On-policy: separate 64-64 networks for the policy and the value function; one batch of 4000 steps.
+  PPO takes all 80 steps on the policy and 80 on the value function (early stopping at target_kl is
+  off), as do the others with n_epochs=80 and batch_size=4000. TRPO takes 10 conjugate gradient
+  steps and 80 on the value function, like sb3-contrib's. VPG has no counterpart with many steps on
+  the value function, so it is measured with one (against PPO with one epoch, which is the same
+  work) and, alone, with its 80.
+- Off-policy: 256-256 networks, as many updates as steps, a replay buffer of a million transitions,
+  a fixed entropy coefficient, a policy delay of 2 in TD3. Every program follows its default
+  schedule: ours make 50 updates after every 50 steps, the others one after each step. "sbx 50" is
+  SBX with our bursts, which it compiles into one loop.
+- The limit on-policy is env.step alone, with the actions that the torch script took; off-policy, it
+  adds the matrix products of the updates, forward and backward, by torch.mm into preallocated
+  memory.
 """
 
 import json
@@ -66,18 +66,18 @@ class Args:
     ] = ("on-policy", "off-policy", "ranks", "start-up", "memory", "growth")  # which tables
     algos: tuple[Literal["vpg", "ppo", "trpo", "ddpg", "td3", "sac"], ...] = (
         ON_POLICY + OFF_POLICY
-    )  # which rows of the first two
-    batch_sizes: tuple[int, ...] = (100, 256)  # of the rows off-policy
-    on_policy_rounds: int = 4  # windows of each program, of which the best counts
-    off_policy_rounds: int = 10  # the same off-policy, where windows are short
-    on_policy_window: int = 4000  # steps of a window, on-policy: an epoch
-    off_policy_window: int = 100  # steps of a window, off-policy: whole bursts of 50
+    )  # which rows of the first two tables
+    batch_sizes: tuple[int, ...] = (100, 256)  # for the off-policy rows
+    on_policy_rounds: int = 4  # windows per program, of which the best counts
+    off_policy_rounds: int = 10  # the same for off-policy, where windows are short
+    on_policy_window: int = 4000  # steps per on-policy window: one epoch
+    off_policy_window: int = 100  # steps per off-policy window: whole bursts of 50
 
 
 class Program:
-    """A program in processes of its own, which step only while they are told to.
+    """A program in its own processes, which step only when told to.
 
-    One process is held on a core, so that it has one thread at a time whatever it starts.
+    A single process is pinned to one core, so that only one of its threads runs at a time.
     """
 
     def __init__(self, *argv, ranks=1, core=-1):
@@ -106,13 +106,13 @@ class Program:
                     self.fail()
 
     def go(self, what):
-        """Let every rank step so often, or with these actions."""
+        """Let every rank take this many steps, or step with these actions."""
         self.steps = self.ranks * (what if isinstance(what, int) else len(what))
         for connection in self.connections:
             connection.send(what)
 
     def report(self):
-        """Wait for the window to end; return when it began and ended, on the clock of all."""
+        """Wait for the window to end; return when it began and ended, over all ranks."""
         try:
             starts, ends, actions, memory = zip(*(c.recv() for c in self.connections))
         except EOFError:
@@ -125,7 +125,7 @@ class Program:
         sys.exit(f"{' '.join(self.argv)} ended:\n{self.errors.read().decode()}")
 
     def stop(self):
-        self.process.send_signal(signal.SIGTERM)  # which a launcher passes on to its ranks
+        self.process.send_signal(signal.SIGTERM)  # a launcher passes it on to its ranks
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -138,13 +138,13 @@ def mpirun():
 
 
 def one_thread():
-    """Return an environment in which libraries use one thread."""
+    """Return environment variables that limit libraries to one thread."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {**os.environ, **dict.fromkeys(names, "1")}
 
 
 def hold_on(core):
-    if hasattr(os, "sched_setaffinity"):  # as on Linux
+    if hasattr(os, "sched_setaffinity"):  # on Linux
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[core]})
 
 
@@ -164,7 +164,7 @@ def script(algo, framework, env_id, ranks=1, core=-1, **settings):
 
 
 def peer(package, algo, env_id, **settings):
-    """Start the same with another package; settings are the arguments in peers.py."""
+    """Start the same with another package; settings are those of peers.py."""
     return Program(HERE / "peers.py", package, algo, f"paced:Paced{env_id}", json.dumps(settings))
 
 
@@ -179,8 +179,8 @@ def installed(*packages):
 def best_rates(contenders, window, warm_up, rounds):
     """Let contenders take turns; return the best steps per second of each, and stop them.
 
-    A contender is one program or several that step at the same time. "limit" repeats the actions
-    of the first.
+    A contender is one program, or several that step at the same time. "limit" repeats the actions
+    of the first contender.
     """
     contenders = {k: x if isinstance(x, list) else [x] for k, x in contenders.items()}
     first = next(iter(contenders.values()))[0]
@@ -199,7 +199,7 @@ def best_rates(contenders, window, warm_up, rounds):
 
 
 def compared(best, columns):
-    """Return rates and the ratios that matter, as text; a dash where there is no such program."""
+    """Return rates and RATIOS as text, with a dash where a program is missing."""
     row = {name: f"{best[name]:,.0f}" if name in best else "-" for name in columns}
     for ratio in RATIOS:
         x, y = ratio.split("/")
@@ -211,7 +211,7 @@ def compared(best, columns):
 
 
 def on_policy(args) -> Iterator[dict]:
-    """VPG, PPO and TRPO, steps per second with an update after 4000 steps"""
+    """VPG, PPO and TRPO: steps per second, with an update after 4000 steps"""
     steps, hidden_sizes = args.on_policy_window, (64, 64)
     rows = [("vpg", 1, ["sb3"]), ("vpg", 80, []), ("ppo", 80, ["sb3", "sbx"])]
     rows += [("trpo", 80, ["sb3-contrib"])]
@@ -236,7 +236,7 @@ def on_policy(args) -> Iterator[dict]:
 
 
 def off_policy(args) -> Iterator[dict]:
-    """DDPG, TD3 and SAC on Hopper-v4, steps per second with an update for each"""
+    """DDPG, TD3 and SAC on Hopper-v4: steps per second, with one update per step"""
     window, hidden_sizes = args.off_policy_window, (256, 256)
     warm_up = 2 + 1000 // window
     for algo in OFF_POLICY:
@@ -259,11 +259,11 @@ def off_policy(args) -> Iterator[dict]:
 
 
 def ranks(args) -> Iterator[dict]:
-    """PPO and SAC on Hopper-v4 with 1, 2 and 4 ranks, steps per second of all ranks together
+    """PPO and SAC on Hopper-v4 with 1, 2 and 4 ranks: steps per second, summed over ranks
 
-    "2 apart" are two runs of one rank at the same time, one on each core, that know nothing of each
-    other: what the machine has to give for two ranks. PPO's epoch of 4000 steps is shared by the
-    ranks; in SAC each rank makes as many updates as steps.
+    "2 apart" is two independent one-rank runs at the same time, each on its own core: the most that
+    two ranks could reach on this machine. In PPO, ranks share an epoch of 4000 steps; in SAC, each
+    rank makes as many updates as steps.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     for algo in ("ppo", "sac"):
@@ -288,11 +288,11 @@ def ranks(args) -> Iterator[dict]:
 
 
 def start_up(args) -> Iterator[dict]:
-    """Seconds until there is something to see, better of two, and MB of memory after an epoch
+    """Seconds until the first output, the better of two runs, and MB of memory after an epoch
 
-    SB3 has no `--help`: its figure is that of importing it, without TensorFlow, which it would
-    import where it is installed. The first epoch is of Hopper-v4: 4000 steps in PPO, in SAC 2000,
-    of which the second half has updates at batch 100.
+    SB3 has no `--help`: its figure is the time to import it, without TensorFlow, which it would
+    import if it is installed. The first epoch is on Hopper-v4: 4000 steps in PPO, and in SAC 2000,
+    with updates of batch size 100 in the second half.
     """
     for algo, steps in ("ppo", args.on_policy_window), ("sac", 2000):
         for name in (*FRAMEWORKS, *installed("sb3")):
@@ -328,7 +328,7 @@ def start_up(args) -> Iterator[dict]:
 
 
 def memory(args) -> Iterator[dict]:
-    """MB of a replay buffer of a million transitions of Hopper-v4"""
+    """MB of a replay buffer with a million Hopper-v4 transitions"""
     for package in ("ours", *installed("sb3")):
         command = [sys.executable, HERE / "replay.py", package]
         output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -338,11 +338,11 @@ def memory(args) -> Iterator[dict]:
 
 
 def growth(args) -> Iterator[dict]:
-    """What a run costs when it grows: steps per second at each size
+    """How speed scales with size: steps per second at each size
 
-    On an environment of Hopper's spaces that takes no time, so that the scripts' own costs are
-    seen. Flat is expected of the fill of the replay buffer and of the number of episodes; wider
-    layers have four times the products when they have twice the width.
+    The environment has Hopper's spaces and takes no time, which leaves the scripts' own cost. Speed
+    should not depend on the fill of the replay buffer or the number of episodes; layers of twice
+    the width need four times the work.
     """
     steps = args.on_policy_window
     for framework in FRAMEWORKS:
@@ -364,7 +364,7 @@ def growth(args) -> Iterator[dict]:
             for length in (1000, 100, 10)
         }
         best = best_rates(contenders, steps, 1, args.on_policy_rounds)
-        yield grown(f"PPO {framework}, episodes an epoch", best)
+        yield grown(f"PPO {framework}, episodes per epoch", best)
     for framework in FRAMEWORKS:
         contenders = {
             f"{n}-{n}": script(
@@ -400,13 +400,13 @@ def machine():
 def known_version(package):
     try:
         return version(package)
-    except ModuleNotFoundError:  # which importlib.metadata's PackageNotFoundError is
+    except ModuleNotFoundError:  # the base of importlib.metadata's PackageNotFoundError
         return None
 
 
 def main(args):
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        tempfile.tempdir = folder  # of all that follows
+        tempfile.tempdir = folder  # for everything that follows
         print(f"{time.strftime('%Y-%m-%d')}, {machine()}", flush=True)
         for section in args.sections:
             table = globals()[section.replace("-", "_")]

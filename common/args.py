@@ -26,7 +26,7 @@ Fraction = Annotated[float, Limits(0, 1, "between 0 and 1")]
 
 
 def check_args(args, ranks):
-    """Raise an error at a value that no run on this many ranks could use."""
+    """Raise an error if a value is out of range or does not work with this many ranks."""
     for name, kind in typing.get_type_hints(type(args), include_extras=True).items():
         expected = mismatch(kind, value := getattr(args, name))
         if expected:
@@ -36,17 +36,17 @@ def check_args(args, ranks):
         raise SidespinError(f"{flag('threads')} {args.threads} is more than {cores}")
     if args.steps_per_epoch % ranks:
         steps = f"{flag('steps_per_epoch')} {args.steps_per_epoch}"
-        raise SidespinError(f"{steps} cannot be divided among {ranks} ranks")
+        raise SidespinError(f"{steps} cannot be divided evenly among {ranks} ranks")
     if args.resume and args.overwrite:
         both = f"{flag('resume')} keeps a run and {flag('overwrite')} replaces it"
         raise SidespinError(f"{both}: choose one")
     name = args.exp_name
     if name is not None and (name in ("", ".", "..") or name != os.path.basename(name)):
-        raise SidespinError(f"{flag('exp_name')} must be a name without folders, got {name!r}")
+        raise SidespinError(f"{flag('exp_name')} must be a plain name, not a path, got {name!r}")
 
 
 def mismatch(kind, value):
-    """Return what a value of this type should have been, or None if it is one."""
+    """Return what the value should have been, or None if it fits the type."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         inner, limits = parts[0], parts[1]
@@ -70,4 +70,4 @@ def mismatch(kind, value):
     if isinstance(kind, type):
         fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         return None if fits else kind.__name__
-    return None  # a type that this does not know
+    return None  # an unknown type: anything goes

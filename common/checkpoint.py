@@ -1,4 +1,4 @@
-"""Checkpoints: all that the rest of a run depends on, so that --resume continues bit for bit.
+"""Checkpoints: everything the rest of a run depends on, so that --resume continues bit for bit.
 
 The folder checkpoint/ of a run holds its last two checkpoints. After N epochs, on rank R:
 
@@ -6,12 +6,12 @@ The folder checkpoint/ of a run holds its last two checkpoints. After N epochs, 
     epoch<N>.rank<R>.npz        networks, optimizers, generators and the current episode
     replay.rank<R>.<i>-<j>.npz  transitions i to j - 1, counted from the first ever stored
 
-Every file is written beside its place, synced to the disk and renamed, on all ranks before the one
-rename of the .json: a kill at any instant leaves the previous checkpoint whole.
+Every file is written under a temporary name, synced to disk and renamed. The .json comes last, once
+all ranks have written their parts, so a kill at any instant leaves the previous checkpoint intact.
 
-A checkpoint writes only the transitions that are new. A transition keeps its number forever and
-sits in the replay buffer at that number modulo the buffer's size. So when the buffer wraps, nothing
-on the disk changes: a file just falls out of range, and is deleted once no checkpoint needs it.
+A checkpoint writes only the new transitions. A transition keeps its number forever and sits in the
+replay buffer at that number modulo the buffer's size. So when the buffer wraps, no file changes:
+old files just fall out of range, and are deleted once no checkpoint needs them.
 """
 
 import io
@@ -20,7 +20,7 @@ import json
 import numpy as np
 
 from common.env import Replayable, get_state, set_state
-from common.errors import SidespinError, flag, warn
+from common.errors import SidespinError, flag, plural, warn
 from common.mpi import comm, first_problem, num_procs, proc_id
 from common.run import checksum, read_config, write_file
 
@@ -28,8 +28,8 @@ from common.run import checksum, read_config, write_file
 class Checkpoint:
     """Writes and reads one rank's part of a run's checkpoints.
 
-    state has get_state() and set_state(); both frameworks' utils have one. The environment may be
-    wrapped further: numbers and arrays that a wrapper holds are saved, too.
+    state has get_state() and set_state(), like State in torch_utils and tf1_utils. The environment
+    may be wrapped further: numbers and arrays that a wrapper holds are saved, too.
     """
 
     def __init__(self, run, state, rng, env, buf=None, test_env=None):
@@ -40,11 +40,11 @@ class Checkpoint:
         self.inner = env
         while not isinstance(self.inner, Replayable):
             if not hasattr(self.inner, "env"):
-                raise SidespinError("checkpoints need an environment that make_env() has made")
+                raise SidespinError("checkpoints need an environment created by make_env()")
             self.inner = self.inner.env
 
     def restore(self, o, ep_ret, ep_len):
-        """Return the epochs done and the current episode: the one given, or the checkpoint's."""
+        """Return the epochs done and the current episode: the checkpoint's, else the one given."""
         self.run.restored = True
         found = epochs_saved(self.run.folder) if self.run.resumes else []
         damages = []
@@ -59,10 +59,10 @@ class Checkpoint:
             return 0, o, ep_ret, ep_len
 
         if damages:
-            warn(f"{'; '.join(damages)}; using the checkpoint after {epoch} epochs")
+            warn(f"{'; '.join(damages)}; using the checkpoint after {plural(epoch, 'epoch')}")
         if epoch >= self.run.args.epochs:
-            more = f"to continue, choose a larger {flag('epochs')}"
-            self.run.say(f"finished, {epoch} epochs are done; {more}")
+            more = f"to extend the run, choose a larger {flag('epochs')}"
+            self.run.say(f"already finished after {plural(epoch, 'epoch')}; {more}")
             return epoch, o, ep_ret, ep_len
         self.epoch = epoch
         self.rng.bit_generator.state = part["rng"]
@@ -75,11 +75,11 @@ class Checkpoint:
             ranks = f" on rank {', '.join(map(str, strayed))}" if num_procs() > 1 else ""
             warn(f"the environment does not replay exactly: a new episode begins{ranks}")
         self.run.write_config()
-        self.run.say(f"resuming with epoch {epoch}")
+        self.run.say(f"resuming after {plural(epoch, 'epoch')}")
         return epoch, *(part["now"] if replays else (self.env.reset()[0], 0.0, 0))
 
     def _start_anew(self, damages):
-        anew = f"{flag('overwrite')} starts anew"
+        anew = f"use {flag('overwrite')} to start over"
         if damages:
             raise SidespinError(f"cannot resume: {'; '.join(damages)}; {anew}")
         if self.run.resumes:
@@ -93,19 +93,19 @@ class Checkpoint:
         """Make the state after this many epochs the current checkpoint; keep the previous one."""
         with self.run.writing():
             previous, rank = (self.epoch, list(self.replay)), proc_id()
-            if self.epoch == 0:  # later on, its absence is an error
+            if self.epoch == 0:  # after that, a missing folder is an error
                 self.folder.mkdir(exist_ok=True)
             if self.buf is not None:
                 self._save_new_transitions(epoch)
             part = {"rng": self.rng.bit_generator.state, "episode": self.inner.episode()}
             part |= {"now": [o, float(ep_ret), ep_len], "state": self.state.get_state()}
             part |= {"wrappers": get_state(self.env, until=self.inner)}
-            if self.test_env is not None:  # it is seeded before every episode
+            if self.test_env is not None:  # its generators are seeded before every episode
                 bare = self.test_env.unwrapped
                 part["test_env"] = get_state(self.test_env, until=bare)
             part |= {"stored": self.stored, "replay": self.replay}
             digest = self._write(f"epoch{epoch}.rank{rank}.npz", pack(part))
-            digests = comm().gather(digest)  # also waits for all ranks to have written their parts
+            digests = comm().gather(digest)  # also waits until all ranks have written their parts
             if rank == 0:
                 index = {"epoch": epoch, "run": self.run.identity, "parts": digests}
                 index["table"] = self.run.table_checksum(epoch)
@@ -113,7 +113,7 @@ class Checkpoint:
                 write_file(self.folder / f"epoch{epoch}.json", json.dumps(index).encode())
             comm().barrier()
             self.epoch = epoch
-            # Delete what neither checkpoint needs: older ones, and what a kill has left behind
+            # Delete what neither checkpoint needs: older files, and leftovers of a kill
             needed = {name for name, _ in self.replay + previous[1]}
             needed |= {f"epoch{e}.rank{rank}.npz" for e in (epoch, previous[0])}
             needed |= {f"epoch{e}.json" for e in (epoch, previous[0])}
@@ -123,11 +123,11 @@ class Checkpoint:
                     path.unlink(missing_ok=True)
 
     def _save_new_transitions(self, epoch):
-        steps = self.run.args.steps_per_epoch // num_procs()  # each stores one transition
+        steps = self.run.args.steps_per_epoch // num_procs()  # each step stores one transition
         start, self.stored = self.stored, epoch * steps
         start = max(start, self.stored - self.buf.max_size)
         if self.buf.ptr != self.stored % self.buf.max_size:
-            raise SidespinError("checkpoints count on one transition stored in every step", 1)
+            raise SidespinError("checkpoints rely on exactly one stored transition per step", 1)
         slots = np.arange(start, self.stored) % self.buf.max_size
         name = f"replay.rank{proc_id()}.{start}-{self.stored}.npz"
         digest = self._write(name, {key: x[slots] for key, x in _arrays(self.buf).items()})
@@ -136,7 +136,7 @@ class Checkpoint:
         self.replay.append([name, digest])
 
     def _load(self, epoch):
-        """Read this rank's part of a checkpoint; return it, or else what is wrong with it."""
+        """Read this rank's part of a checkpoint; return it and what is wrong, one of them None."""
         path = self.folder / f"epoch{epoch}.json"
         try:
             index = json.loads(path.read_bytes())
@@ -163,7 +163,7 @@ class Checkpoint:
         try:
             self.state.set_state(part["state"])
         except (LookupError, ValueError, RuntimeError, TypeError, AttributeError):
-            return None, f"{path} holds other networks or optimizers than this script"
+            return None, f"{path} does not match this script's networks or optimizers"
         if self.buf is not None:
             self.stored, self.replay = part["stored"], part["replay"]
             self.buf.ptr = self.stored % self.buf.max_size
@@ -185,13 +185,13 @@ class Checkpoint:
 
 
 def epochs_saved(folder):
-    """Return after how many epochs a run's folder has a checkpoint, as far as file names tell."""
+    """Return the numbers of epochs after which a run has a checkpoint, going by file names."""
     names = [path.stem for path in (folder / "checkpoint").glob("epoch*.json")]
     return [int(name[5:]) for name in names if name[5:].isdecimal()]
 
 
 def pack(tree):
-    """Turn nested dictionaries and lists into arrays by name; what is no array becomes JSON."""
+    """Turn nested dictionaries and lists into named arrays; the rest becomes JSON."""
     arrays = {}
 
     def visit(x):
@@ -214,7 +214,7 @@ def unpack(arrays):
     def visit(x):
         if isinstance(x, dict):
             if set(x) == {"$array"}:
-                return arrays[f"array{x['$array']}"][()]  # a number if it has no dimensions
+                return arrays[f"array{x['$array']}"][()]  # [()] turns a 0-d array into a number
             return {key: visit(value) for key, value in x.items()}
         return [visit(value) for value in x] if isinstance(x, list) else x
 
@@ -222,7 +222,7 @@ def unpack(arrays):
 
 
 def _transitions(name):
-    """Return the range of a file replay.rank<R>.<i>-<j>.npz."""
+    """Return i and j from the file name replay.rank<R>.<i>-<j>.npz."""
     start, end = name.split(".")[2].split("-")
     return int(start), int(end)
 

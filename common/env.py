@@ -1,6 +1,6 @@
 """Environments as the scripts see them: 1-D float32 observations, Discrete or 1-D Box actions.
 
-They also remember how the current episode came about, which is how a checkpoint saves it.
+They also record the current episode, so that a checkpoint can restore it by replaying it.
 """
 
 import collections
@@ -26,26 +26,27 @@ def make_env(env_id, max_ep_len=None, bounded_actions=False, **kwargs):
     env, problem = None, None
     try:
         with warnings.catch_warnings():
-            # The published results are on the older MuJoCo tasks: no need to say so on every run.
+            # Published results use the older MuJoCo tasks: no need to warn on every run.
             warnings.filterwarnings("ignore", message=".*is out of date.*")
             env = gym.make(env_id, max_episode_steps=max_ep_len, **kwargs)
     except Exception as error:
         problem = f"cannot make the environment {env_id}: {' '.join(str(error).split())}"
-        if not isinstance(error, gym.error.Error | ImportError):  # a fault in its own code
+        if not isinstance(error, gym.error.Error | ImportError):  # a bug in the environment
             *_, (file, line, _, _) = traceback.extract_tb(error.__traceback__)
             problem += f" ({type(error).__name__} in {file}, line {line})"
-    problem = first_problem(problem)  # one machine may lack a package
+    problem = first_problem(problem)  # any rank's: one machine may lack a package
     if problem:
         raise SidespinError(problem)
-    for name in ("observation_space", "action_space"):  # as class attributes, two environments
-        setattr(env.unwrapped, name, copy.deepcopy(getattr(env.unwrapped, name)))  # share them
+    # Spaces may be class attributes, which all environments of the class would share.
+    for name in ("observation_space", "action_space"):
+        setattr(env.unwrapped, name, copy.deepcopy(getattr(env.unwrapped, name)))
 
     space = env.observation_space
     if not isinstance(space, Box) or len(space.shape) != 1:
         if not space.is_np_flattenable:
             raise SidespinError(f"the observations of {env_id}, {space}, cannot be flattened")
         env = FlattenObservation(env)
-    # Always a copy: some environments return one array of their own and change it in place.
+    # Always copy: some environments return the same array each time and change it in place.
     box = _float32_box(env.observation_space.low, env.observation_space.high)
     env = TransformObservation(env, lambda o: np.array(o, np.float32), box)
 
@@ -63,7 +64,7 @@ def make_env(env_id, max_ep_len=None, bounded_actions=False, **kwargs):
         )
     elif isinstance(space, Box) and (len(space.shape) != 1 or space.dtype != np.float32):
         box = _float32_box(space.low.ravel(), space.high.ravel())
-        # Rounded to float32, a bound may lie outside the space, so clip to the real ones.
+        # A bound rounded to float32 may lie outside the space, so clip to the exact bounds.
         env = TransformAction(
             env,
             lambda a: a.reshape(space.shape).astype(space.dtype).clip(space.low, space.high),
@@ -75,11 +76,11 @@ def make_env(env_id, max_ep_len=None, bounded_actions=False, **kwargs):
 class Replayable(gym.Wrapper):
     """Keeps the environment's state before the last reset, and the actions since.
 
-    Also stops the run if a reward or an observation is not finite: it would spoil the buffer.
+    Also stops the run if a reward or an observation is not finite: it would corrupt the buffer.
     """
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:  # an environment may draw from its spaces
+        if seed is not None:  # an environment may sample from its spaces
             self.unwrapped.observation_space.seed(seed)
             self.unwrapped.action_space.seed(seed)
         self.seed, self.before, self.actions = seed, get_state(self.env), []
@@ -95,16 +96,16 @@ class Replayable(gym.Wrapper):
         return self.o, r, d, truncated, info
 
     def episode(self):
-        """Return what replay needs."""
+        """Return what replay() needs."""
         states = {"before": self.before, "after": get_state(self.env)}
         return {"seed": self.seed, **states, "o": self.o, "actions": np.array(self.actions)}
 
     def replay(self, episode):
-        """Step to where an episode was; return whether the environment got there."""
-        with contextlib.suppress(Exception):  # an environment may not like what it once did
+        """Replay a saved episode; return whether the environment reached the same state."""
+        with contextlib.suppress(Exception):  # an environment may fail where it did not before
             set_state(self.env, episode["before"])
             self.reset(seed=episode["seed"])
-            self.before = episode["before"]  # before a seeded reset there may have been less
+            self.before = episode["before"]  # before its first reset, an environment may hold less
             for a in episode["actions"]:
                 self.step(a)
             there = self.o.tobytes() == episode["o"].tobytes()
@@ -114,7 +115,7 @@ class Replayable(gym.Wrapper):
         return False
 
     def _check_finite(self, r):
-        if not abs(r) <= LARGEST:  # which is false for NaN, too
+        if not abs(r) <= LARGEST:  # also catches NaN
             raise SidespinError(f"the environment's reward is {r}", 1)
         if not np.isfinite(self.o).all():
             i = np.argmin(np.isfinite(self.o))
@@ -122,10 +123,10 @@ class Replayable(gym.Wrapper):
 
 
 def get_state(env, until=None):
-    """Return what survives a reset, from the outermost wrapper in: generators, running statistics.
+    """Return the state that survives a reset, from the outermost wrapper inwards.
 
-    Of a wrapper, that is every number and array it holds; of the environment itself, the NumPy
-    generators that it and its spaces draw from.
+    For a wrapper, that is every number and array it holds, such as running statistics; for the
+    environment itself, the NumPy generators that it and its spaces draw from.
     """
     layers = []
     while env is not until:
@@ -184,7 +185,7 @@ def _text(state):
 
 def _is_plain(x):
     if isinstance(x, np.ndarray):
-        return not x.dtype.hasobject  # which could only be pickled
+        return not x.dtype.hasobject  # an object array could only be pickled
     return isinstance(x, bool | int | float | np.number)
 
 
@@ -193,5 +194,5 @@ def _bit_generator(x):
 
 
 def _float32_box(low, high):
-    with np.errstate(over="ignore"):  # what is too large for float32 is infinite
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite
         return Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)

@@ -1,11 +1,11 @@
-"""What is said to the user: one exception for every mistake, and warnings that are printed once."""
+"""Messages for the user: one exception type for every mistake, and warnings printed once."""
 
 import sys
 from pathlib import Path
 
 from common.mpi import proc_id
 
-command_line = False  # launch() sets it: mistakes are then told in terms of flags
+command_line = False  # set by launch(): messages then name flags, not Python arguments
 
 
 class SidespinError(Exception):
@@ -25,8 +25,13 @@ def flag(name):
     return f"--{name.replace('_', '-')}" if command_line else name
 
 
+def plural(n, noun):
+    """Return "1 epoch", "2 epochs" or "1-3 epochs"."""
+    return f"{n} {noun}{'s' * (str(n) != '1')}"
+
+
 def warn(message):
-    """Print a warning, once; every rank may call it."""
+    """Print a warning on rank 0; every rank may call this."""
     if proc_id() == 0:
         print_line(f"warning: {message}")
 

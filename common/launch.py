@@ -1,6 +1,6 @@
 """How a script becomes a program: its command line, --cpu, signals, and how all ranks end together.
 
-Nothing of this happens when a script is imported: a notebook calls main(Args(...)) itself.
+None of this happens when a script is imported: a notebook calls main(Args(...)) itself.
 """
 
 import contextlib
@@ -22,27 +22,28 @@ from common.args import mismatch
 from common.errors import SidespinError, print_line
 from common.mpi import comm, num_procs, proc_id
 
-# What launchers tell the processes they start: the number of ranks, and which one this is
+# Variables that launchers set for their processes: the number of ranks, and this one's rank
 LAUNCHERS = {
     "PMI_SIZE": "PMI_RANK",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
     "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
     "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
 }
-PATIENCE = 4  # seconds that a rank which has ended waits for the others to end, too
+PATIENCE = 4  # seconds that a rank waits at its end for the others to end, too
 
 
 class Interrupted(BaseException):
-    """A signal has asked the program to end."""
+    """A signal asked the program to end."""
 
     raised = False
 
 
 def launch(main, args_class):
-    """Run main(args) with the arguments of the command line; a failure on one rank ends all."""
+    """Run main(args) with the command line's arguments; a failure on one rank ends all ranks."""
     errors.command_line = True
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and background jobs have it
+        # Background jobs of a shell script ignore Ctrl-C: keep it that way.
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _interrupt)
     end, error = None, None
     try:
@@ -58,7 +59,7 @@ def launch(main, args_class):
 
 
 def _interrupt(number, frame):
-    if not Interrupted.raised:  # once is enough, also if two signals come at the same time
+    if not Interrupted.raised:  # only once, even if two signals arrive together
         Interrupted.raised = True
         raise Interrupted(number)
 
@@ -80,7 +81,7 @@ def parse_args(args_class, doc):
 
 
 def explain(event, args_class):
-    """Turn tyro's account of a wrong command line into one sentence."""
+    """Turn tyro's report of a wrong command line into one sentence."""
     if hasattr(event, "tokens"):
         known = [errors.flag(name) for name in args_class.__dataclass_fields__]
         return f"unrecognized options: {', '.join(suggest(x, known) for x in event.tokens)}"
@@ -93,16 +94,16 @@ def explain(event, args_class):
         return f"{name} must be one of {', '.join(event.choices)}, got {event.value}"
     if hasattr(event, "message"):
         kinds = typing.get_type_hints(args_class, include_extras=True)
-        got = re.findall(r"'([^']*)'", event.message)  # what was typed comes last
+        got = re.findall(r"'([^']*)'", event.message)  # the last quoted word is what was typed
         if argument and got:
             expected = mismatch(kinds[argument.field.intern_name], object())
             return f"{name} must be {expected}, got {got[-1]}"
         return f"{name}: {event.message.strip(' .')}".removeprefix(": ")
-    return f"{name} needs a value" if name else "this command line does not make sense"
+    return f"{name} needs a value" if name else "cannot understand the command line"
 
 
 def suggest(word, known):
-    """Return a word that is not known, together with the known one that it may stand for."""
+    """Return an unknown word, with the known word that was probably meant."""
     stem = word.split("=")[0]
     similar = [x for x in known if len(stem) > 4 and x.startswith(stem)]
     similar += difflib.get_close_matches(stem, known, 1)
@@ -112,14 +113,14 @@ def suggest(word, known):
 def remove_stale_segments():
     """Remove shared memory that killed MPI jobs left behind; a container has little of it.
 
-    MPICH opens a segment by name only while a job starts: an old one that no process maps is free.
+    MPICH opens a segment by name only while a job starts: an old one that nobody maps is unused.
     """
     with contextlib.suppress(OSError):
         segments = Path("/dev/shm").glob("mpich_shm_*")
         old = [path for path in segments if time.time() - path.stat().st_mtime > 600]
         maps = []
         for path in Path("/proc").glob("[0-9]*/maps") if old else []:
-            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            with contextlib.suppress(OSError):  # the process just ended, or is another user's
                 maps.append(path.read_text())
         for path in old:
             if not any(str(path) in text for text in maps):
@@ -134,21 +135,21 @@ def remove_own_segments():
 
 
 def is_job():
-    """Tell whether a launcher has started this process, as one rank of a job."""
+    """Tell whether a launcher started this process as one rank of a job."""
     signs = {*LAUNCHERS, "PMIX_RANK"} & set(os.environ)
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == "1":  # a step of one task may start its own ranks
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == "1":  # a one-task step may start ranks of its own
         signs -= {"SLURM_STEP_NUM_TASKS"}
     return bool(signs)
 
 
 def start_ranks(n):
-    """Start this program again under `mpirun -np n`, unless n is 1 or it runs under one already."""
+    """Restart this program under `mpirun -np n`, unless n is 1 or a launcher started it."""
     if n <= 1 or is_job():
         return
-    # The launcher beside the interpreter is the one that this environment's mpi4py belongs to.
+    # The mpirun next to the interpreter is the one that matches this environment's mpi4py.
     mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
     if mpirun is None:
-        raise SidespinError("--cpu needs mpirun: install the packages of requirements.txt")
+        raise SidespinError("--cpu needs mpirun: install the packages in requirements.txt")
     os.execv(mpirun, [mpirun, "-np", str(n), sys.executable, *sys.argv])
 
 
@@ -158,7 +159,7 @@ def check_launcher():
         started = os.environ.get(size, "1")
         if started != "1" and num_procs() == 1:
             if os.environ.get(rank, "0") != "0":
-                raise SystemExit(2)  # the first process says it for all
+                raise SystemExit(2)  # rank 0 reports it for all
             from mpi4py import MPI
 
             library = " ".join(MPI.Get_library_version().split("\n")[0].split())
@@ -169,15 +170,15 @@ def check_launcher():
 
 
 class End:
-    """The end of a program: said once, with one exit code, and on all ranks."""
+    """Ends the program on all ranks together, with one message and one exit code."""
 
     def __init__(self):
         ranks = num_procs() if is_job() else 1
-        self.comm = comm().Dup() if ranks > 1 else None  # ranks may be stuck in the other one
+        self.comm = comm().Dup() if ranks > 1 else None  # a copy: ranks may be stuck in comm()
         self.codes = np.full(ranks, -1, np.int32)
 
     def of_all_ranks(self, error):
-        """Say why the program ends, and end it."""
+        """Print why the program ends, and end it."""
         code = exit_code(error)
         if self.comm is None:
             say_why(error)
@@ -186,20 +187,20 @@ class End:
                 say_why(error)
         else:
             say_why(error or SystemExit(0), alone=True)
-            time.sleep(1)  # for the launcher to pass on what was printed: Abort ends it, too
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what MPI would add helps nobody
+            time.sleep(1)  # for the launcher to pass on the output: Abort kills it, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide what MPI would print
             remove_own_segments()  # Abort leaves them behind
             comm().Abort(code or 1)
         try:
             if isinstance(error, Interrupted):  # end now, even if nobody reads what was printed
                 raise BrokenPipeError
             sys.stdout.flush()
-        except (OSError, AttributeError):  # nobody reads it, or it was closed
+        except (OSError, AttributeError):  # broken pipe, or stdout closed
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(code)
 
     def meet(self, code):
-        """Exchange exit codes; return whether all ranks have come to their end."""
+        """Exchange exit codes; return whether all ranks have reached their end."""
         request = self.comm.Iallgather(np.array([code], np.int32), self.codes)
         deadline = time.time() + PATIENCE
         while not request.Test():
@@ -214,7 +215,7 @@ def is_memory_error(error):
 
 
 def exit_code(error):
-    """Return the exit code that an exception, or None, ends the program with."""
+    """Return the program's exit code for an exception, or for None."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):
@@ -227,7 +228,7 @@ def exit_code(error):
 
 
 def say_why(error, alone=False):
-    """Print why the program ends, in one line unless it is a fault in the code."""
+    """Print why the program ends: in one line, or with a traceback if it is a bug."""
     where = f" {error.where}" if hasattr(error, "where") else ""
     resume = f"; to resume: {error.resume}" if hasattr(error, "resume") else ""
     if isinstance(error, Interrupted):
@@ -238,10 +239,10 @@ def say_why(error, alone=False):
         print_line(f"error: not enough memory: {error}")
     elif isinstance(error, SystemExit):
         if alone:
-            print_line(f"error: rank {proc_id()} has exited alone{resume}")
+            print_line(f"error: rank {proc_id()} exited before the other ranks{resume}")
         elif isinstance(error.code, str):
             print(error.code, file=sys.stderr)
     elif error is not None and not isinstance(error, BrokenPipeError):  # as in `| head`
         if alone:
-            print_line(f"error: rank {proc_id()} of {num_procs()} failed and ends the job:")
+            print_line(f"error: rank {proc_id()} of {num_procs()} failed, ending the job:")
         traceback.print_exception(error)

@@ -1,4 +1,4 @@
-"""What an epoch leaves behind: a table on the screen, a row in progress.txt, TensorBoard events."""
+"""The record of each epoch: a table on the screen, a row in progress.txt, TensorBoard events."""
 
 import errno
 import io
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import SidespinError
+from common.errors import SidespinError, plural
 from common.mpi import mpi_statistics_scalar, mpi_sum, num_procs, proc_id
 from common.run import TIMES, print_out
 
@@ -33,8 +33,8 @@ class EpochLogger:
         lines = run.rows() if proc_id() == 0 and run.resumes else []
         if mpi_sum(bool(lines) and lines[0].decode() != self.header):
             table = run.folder / "progress.txt"
-            raise SidespinError(f"cannot resume: {table} is damaged or has other columns")
-        run.say(f"{run.script.stem} on {self.args.env_id}, {run.ranks} rank(s)")
+            raise SidespinError(f"cannot resume: {table} is damaged or has different columns")
+        run.say(f"{run.script.stem} on {self.args.env_id}, {plural(run.ranks, 'rank')}")
 
     def _names(self):
         for column in self.columns:
@@ -50,7 +50,7 @@ class EpochLogger:
             self.stored[key].append(np.ravel(value))
 
     def dump(self, epoch):
-        """Print the epoch's row, append it to the run's files; stop if a number is not finite."""
+        """Print the epoch's row and append it to the run's files; stop if a value is not finite."""
         row = {"Epoch": epoch, "TotalEnvInteracts": (epoch + 1) * self.args.steps_per_epoch}
         numbers, broken = [], []
         for column in self.columns:
@@ -77,14 +77,14 @@ class EpochLogger:
             print_out("\n".join([rule, *lines, rule]))
         self.epoch_start, self.run.epochs_done = now, epoch
         if broken:
-            kept = f"{self.run.folder} keeps what was saved before"
+            kept = f"everything saved before is still in {self.run.folder}"
             raise SidespinError(f"{', '.join(broken)}; {kept}", 1)
         self.run.epochs_done = epoch + 1
 
     def _begin(self, epoch):
-        """Cut the run's files back to the epochs that are done; the rest is done again."""
+        """Cut the run's files back to the epochs in the checkpoint; the later ones are repeated."""
         if self.run.resumes and not self.run.restored:
-            raise SidespinError("this script has no checkpoint to resume from", 1)
+            raise SidespinError("this script cannot resume: it never restores a checkpoint", 1)
         lines = self.run.rows()[: epoch + 1] if epoch else []
         names = self.header.split()
         rows = [dict(zip(names, map(float, line.split(b"\t")))) for line in lines[1:]]
@@ -103,7 +103,7 @@ class EpochLogger:
     def progress(self, epoch, step, steps):
         """Redraw the progress line a few times per second, if rank 0 has a terminal."""
         now = time.time()
-        if self.epoch_start is None:  # the first step of all: setting up does not count
+        if self.epoch_start is None:  # the very first step: set-up time does not count
             self.epoch_start, self.next_progress, self.run.epochs_done = now, now + 0.5, epoch
         last = step + 1 == steps
         if proc_id() > 0 or self.next_progress == np.inf or (now < self.next_progress and not last):
@@ -132,8 +132,8 @@ class EpochLogger:
             initial=initial,
             file=terminal,
             bar_format="{desc} |{bar}| {rate:,.0f} steps/s, {remaining} left",
-            smoothing=0,  # the mean rate: an epoch's steps are fast and its update is not a step
-            delay=1,  # do not draw it yet: there is no rate
+            smoothing=0,  # show the mean rate: steps are fast, but updates in between are slow
+            delay=1,  # do not draw it yet: there is no rate to show
             leave=False,
         )
         bar.delay, bar.start_t = 0, self.epoch_start
@@ -188,9 +188,9 @@ def _group(column):
 
 
 def find_terminal():
-    """Return the terminal that the user looks at, or None.
+    """Return the user's terminal, or None.
 
-    A rank writes into a pipe, so on Linux this is the terminal of the mpirun that started it.
+    Under mpirun a rank writes to a pipe; on Linux, use the terminal of the mpirun that started it.
     """
     if sys.stdout is not None and sys.stdout.isatty():
         return sys.stdout
@@ -208,7 +208,7 @@ def find_terminal():
 
 
 def _write(file, data):
-    """Append to an unbuffered file in one piece: nothing is left to be written at exit."""
+    """Append to an unbuffered file in one call: nothing is left to write at exit."""
     data = data.encode() if isinstance(data, str) else data
     if file.write(data) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)

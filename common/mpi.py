@@ -1,6 +1,6 @@
 """Ranks and reductions for both frameworks, under Spinning Up's names.
 
-One process needs no launcher. MPI starts at the first call, not at the import.
+A single process needs no launcher. MPI starts at the first call, not on import.
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 def comm():
     """Return the communicator of all ranks."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about a foreign launcher: launch.py says it more clearly
+        warnings.simplefilter("ignore")  # about a foreign launcher: launch.py explains it better
         from mpi4py import MPI
     return MPI.COMM_WORLD
 
@@ -69,5 +69,5 @@ def mpi_statistics_scalar(x, with_min_and_max=False):
 
 
 def first_problem(problem):
-    """Return the first rank's problem that is not None, on every rank: all decide together."""
+    """Return on every rank the first problem of any rank, or None, so that all decide alike."""
     return next(filter(None, comm().allgather(problem)), None)

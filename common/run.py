@@ -2,12 +2,12 @@
 
 <data_dir>/<exp_name>/<exp_name>_s<seed>/ holds
 
-    config.json     the arguments and the versions of all that matters
+    config.json     the arguments, and the versions of Python and its packages
     script.py       the script as it was when the run began
     progress.txt    tab-separated, one row per epoch
     events.out.*    the same for TensorBoard
     model.pt        the weights (PyTorch), or tf1_save/ (TensorFlow)
-    checkpoint/     all that --resume needs
+    checkpoint/     everything that --resume needs
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from common import errors
 from common.args import check_args
-from common.errors import SidespinError, flag, warn
+from common.errors import SidespinError, flag, plural, warn
 from common.mpi import comm, first_problem, num_procs, proc_id
 
 try:
@@ -37,14 +37,14 @@ MODELS = {"torch": "model.pt", "tf1": "tf1_save"}
 KEPT_MODELS = {"torch": "model_{}.pt", "tf1": "tf1_save_{}"}  # with --keep-models, by epoch
 RUN_FILES = """config.json* script.py progress.txt events.out.tfevents.* model*.pt* tf1_save*
     checkpoint""".split()
-# With other values of these a run is still the same run and can be resumed
+# Arguments that may change when a run is resumed
 MAY_DIFFER = "epochs cpu threads data_dir exp_name save_freq resume overwrite keep_models".split()
 PACKAGES = "numpy torch tensorflow gymnasium mujoco mpi4py".split()
-TIMES = ("Time", "StepsPerSec")  # columns that no two runs share
+TIMES = ("Time", "StepsPerSec")  # columns that differ even between identical runs
 
 
 class Run:
-    """One run; `with Run(args, __file__) as run:` holds its folder while the block lasts."""
+    """One run; `with Run(args, __file__) as run:` locks its folder for the length of the block."""
 
     def __init__(self, args, script, ranks=None):
         self.args, self.script = args, Path(script)
@@ -56,15 +56,15 @@ class Run:
         self.config = json.loads(json.dumps(config, default=str))  # as read back: tuples are lists
         self.identity = {k: v for k, v in self.config.items() if k not in MAY_DIFFER}
         self.table, self.resumes, self.epochs_done = None, False, None  # None: no step yet
-        self.restored = False  # by a checkpoint, if there is one
-        self.on_exit = contextlib.ExitStack()  # what is to be closed however the run ends
+        self.restored = False  # set by Checkpoint.restore()
+        self.on_exit = contextlib.ExitStack()  # closed however the run ends
 
     def __enter__(self):
         problem = None
         try:
             check_args(self.args, self.ranks)
             if self.args.cpu > 1 and num_procs() == 1:
-                problem = f"{flag('cpu')} {self.args.cpu} needs the command line, or mpirun"
+                problem = f"{flag('cpu')} {self.args.cpu} needs the command line or mpirun"
         except SidespinError as error:
             problem = str(error)
         problem = first_problem(problem)
@@ -82,19 +82,20 @@ class Run:
             if error and self.is_new and self.epochs_done is None:
                 self._remove_empty()
             elif not error and self.epochs_done:
-                self.say(f"done, {_epochs(self.epochs_done)}{self._what_next()}")
+                self.say(f"done after {plural(self.epochs_done, 'epoch')}{self._what_next()}")
         if error and self.epochs_done is not None:
-            error.where, error.resume = f"after {_epochs(self.epochs_done)}", self.resume_command()
+            error.where = f"after {plural(self.epochs_done, 'epoch')}"
+            error.resume = self.resume_command()
             if not isinstance(error, SidespinError):
                 error.add_note(f"stopped {error.where}; to resume: {error.resume}")
 
     def _open(self):
-        """Take hold of the folder; return what is wrong, and whether it holds a run to resume."""
+        """Lock the folder; return what is wrong, or None, and whether it holds a run to resume."""
         try:
             old = [p for pattern in RUN_FILES for p in self.folder.glob(pattern)]
             if old and not self.args.overwrite and not self.args.resume:
-                choices = ", ".join(map(flag, ("resume", "overwrite", "exp_name")))
-                problem = f"{self.folder} already holds a run: choose {choices} or {flag('seed')}"
+                choices = f"{flag('resume')}, {flag('overwrite')} or another {flag('exp_name')}"
+                problem = f"{self.folder} already holds a run: use {choices} or {flag('seed')}"
                 return problem, False
             problem = self.difference() if old and self.args.resume else None
             if problem:
@@ -123,10 +124,10 @@ class Run:
 
     def _close(self):
         if self.table is not None:
-            self.table.close()  # which releases the lock
+            self.table.close()  # also releases the lock
 
     def _remove(self, old):
-        """Make room for a new run, in an order that leaves nothing to be resumed by mistake."""
+        """Delete the old run, checkpoints first: if killed, this leaves nothing to resume."""
         for index in self.folder.glob("checkpoint/*.json"):
             index.unlink()
         self.table.truncate(0)
@@ -135,7 +136,7 @@ class Run:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _remove_empty(self):
-        """Leave nothing of a run that failed before its first step."""
+        """Delete a run that failed before its first step."""
         with contextlib.suppress(OSError):
             for name in ("config.json", "script.py", "progress.txt"):
                 (self.folder / name).unlink(missing_ok=True)
@@ -143,25 +144,25 @@ class Run:
                 folder.rmdir()
 
     def difference(self):
-        """Return why the run in the folder cannot be continued as this one, or None."""
+        """Return why this run cannot resume the one in the folder, or None."""
         then = read_config(self.folder)
         if not then:
-            return None  # killed before it was written; checkpoints know whose they are
+            return None  # killed before it was written; checkpoints know their run
         own = ("script", "ranks")
         differences = [
-            f"{key if key in own else flag(key)} {now}, then {then.get(key)}"
+            f"{key if key in own else flag(key)} {now} (was {then.get(key)})"
             for key, now in self.identity.items()
             if then.get(key) != now
         ]
         if differences:
-            return f"cannot resume {self.folder} with other settings: now {'; '.join(differences)}"
+            return f"cannot resume {self.folder} with different settings: {', '.join(differences)}"
         return None
 
     def _warn_of_changes(self):
         then = read_config(self.folder).get("versions") or {}
         changed = [f"{k} {then[k]}" for k, v in _versions().items() if then.get(k, v) != v]
         if changed:
-            warn(f"the last digits may differ: this run began with {', '.join(changed)}")
+            warn(f"results may differ in the last digits: this run began with {', '.join(changed)}")
         copy = self.folder / "script.py"
         if copy.exists() and self.script.exists() and copy.read_bytes() != self.script.read_bytes():
             warn(f"{self.script.name} has changed since this run began, see {copy}")
@@ -175,7 +176,7 @@ class Run:
                 write_file(self.folder / "config.json", text.encode())
 
     def resume_command(self):
-        """Return what continues this run: a command, or a call if Python was the caller."""
+        """Return the command that resumes this run, or the call if it was started from Python."""
         if not errors.command_line:
             return "main(Args(..., resume=True))"
         launcher = ["mpirun", "-np", str(self.ranks)] if self.ranks != self.args.cpu else []
@@ -187,13 +188,13 @@ class Run:
         return "".join(f"\n    python {tool} {shlex.quote(str(self.folder))}" for tool in tools)
 
     def say(self, message):
-        """Print a line about this run, once."""
+        """Print a line about this run, on rank 0."""
         if proc_id() == 0:
             print_out(f"{self.folder}: {message}")
 
     @contextlib.contextmanager
     def writing(self):
-        """Turn an OSError of what is written inside into a sentence."""
+        """Turn an OSError in the block into one sentence."""
         try:
             yield
         except OSError as error:
@@ -206,7 +207,7 @@ class Run:
         return self.table.read().splitlines(keepends=True)
 
     def table_checksum(self, epochs):
-        """Return a checksum of the first rows as they are on the disk, without their times."""
+        """Return a checksum of the first rows as stored on disk, without the columns of TIMES."""
         os.fsync(self.table.fileno())
         lines = [line.split(b"\t") for line in self.rows()[: epochs + 1]]
         whole = len(lines) == epochs + 1 and all(line[-1].endswith(b"\n") for line in lines)
@@ -230,7 +231,7 @@ def read_config(folder):
 
 
 def model_path(folder, epoch=None):
-    """Return where a run's model is, and its framework; with epoch, the one kept from then."""
+    """Return a run's model path and framework; with epoch, of the model kept from that epoch."""
     framework = next((k for k in MODELS if list(Path(folder).glob(f"{MODELS[k]}*"))), "torch")
     name = MODELS[framework] if epoch is None else KEPT_MODELS[framework].format(epoch)
     return Path(folder) / name, framework
@@ -241,7 +242,7 @@ def checksum(data):
 
 
 def write_file(path, data):
-    """Write a file beside its place, sync it to the disk and rename it into place."""
+    """Write a file under a temporary name, sync it to disk and rename it into place."""
     new = path.with_name(f"{path.name}.new")
     try:
         with open(new, "wb") as file:
@@ -254,22 +255,18 @@ def write_file(path, data):
             new.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)  # the rename itself
+    os.fsync(folder)  # sync the rename, too
     os.close(folder)
 
 
 def print_out(text, end="\n"):
-    """Print to stdout; stop if that fails."""
+    """Print to stdout; raise an error if that fails."""
     try:
         print(text, end=end, flush=True)
-    except BrokenPipeError:  # as in `| head`: nobody wants to read more
+    except BrokenPipeError:  # as in `| head`
         raise
     except OSError as error:
         raise SidespinError(f"cannot write to stdout: {error.strerror}", 1) from error
-
-
-def _epochs(n):
-    return f"{n} epoch{'s' * (n != 1)}"
 
 
 def _is_number(x):
@@ -280,7 +277,7 @@ def _is_number(x):
 
 
 def _lock(file):
-    """Take hold of an open file or raise BlockingIOError; some network disks have no locks."""
+    """Lock an open file or raise BlockingIOError; skip this on disks without locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -289,6 +286,6 @@ def _lock(file):
 
 
 def _versions():
-    """Return the versions of those packages that this process has imported."""
+    """Return the versions of the PACKAGES that this process has imported."""
     imported = {name: sys.modules.get(name) for name in PACKAGES}
     return {name: module.__version__ for name, module in imported.items() if module}

@@ -16,7 +16,7 @@ from common.run import KEPT_MODELS, MODELS
 
 
 def make_session(threads=1):
-    """Start a session with this many threads; all variables have rank 0's initial values."""
+    """Start a session with this many threads, and with rank 0's initial values on all ranks."""
     sess = tf.Session(
         config=tf.ConfigProto(
             intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
@@ -37,9 +37,9 @@ def load(variable, value, sess):
 
 
 def compiled(update):
-    """Make a function one graph: Python's loops and conditions on tensors become TensorFlow's.
+    """Turn a function into one graph: Python loops and conditions on tensors become TensorFlow's.
 
-    XLA compiles it, unless there are several ranks: it cannot call MPI.
+    XLA compiles it unless there are several ranks, because XLA cannot call MPI.
     """
     return tf.function(update, jit_compile=True if num_procs() == 1 else None)
 
@@ -64,7 +64,7 @@ def mpi_avg(x):
     if num_procs() == 1:
         return x
     # TensorFlow orders operations by the variables they touch, and runs others in any order. Ranks
-    # must agree on the order of their averages, so each of these reads and writes one variable.
+    # must agree on the order of their averages, so all of them read and write one variable.
     with tf.variable_scope("mpi", reuse=True):
         turn = tf.get_variable("turn", [])
 
@@ -82,7 +82,7 @@ def flat_concat(xs):
 
 
 def split_flat(x, params):
-    """Cut the flat vector x into pieces of the params' shapes."""
+    """Split the flat vector x into tensors shaped like params."""
     parts = tf.split(x, [p.shape.num_elements() for p in params])
     return [tf.reshape(part, p.shape) for p, part in zip(params, parts)]
 
@@ -90,13 +90,14 @@ def split_flat(x, params):
 class MpiAdamOptimizer:
     """Adam with the gradient averaged over all ranks, in one Allreduce of one flat vector.
 
-    The formula is torch's: it adds epsilon after the bias correction of the second moment, where
-    TensorFlow's own AdamOptimizer adds it before, which weighs 30 times more at the first step.
+    The formula is torch's, which adds epsilon after the bias correction of the second moment.
+    TensorFlow's own AdamOptimizer adds it before: it then weighs 30 times more at the first step.
     """
 
     def __init__(self, params, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8):
         self.params, self.learning_rate, self.epsilon = params, learning_rate, epsilon
-        # As the kernel has them: 1 - 0.999 in float32 is 1e-5 off, and so would be its correction.
+        # Rounded to float32 as in the kernel: that changes 1 - 0.999 by one part in 1e5, and the
+        # bias correction has to match.
         self.beta1, self.beta2 = float(np.float32(beta1)), float(np.float32(beta2))
         self.t = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.ms = [tf.Variable(tf.zeros(p.shape), trainable=False) for p in params]
@@ -104,13 +105,14 @@ class MpiAdamOptimizer:
 
     @tf.autograph.experimental.do_not_convert
     def minimize(self, loss):
-        """Take one step; inside a compiled function, what follows sees the new parameters."""
+        """Take one step; in a compiled function, later operations see the new parameters."""
         grads = tf.gradients(loss, self.params)
         if num_procs() > 1:
             grads = split_flat(mpi_avg(flat_concat(grads)), self.params)
         t = tf.cast(self.t.assign_add(1), tf.float64)  # float32 has too few digits for 1 - 0.999^t
-        # The kernel computes p -= alpha m / (sqrt(v) + eps) in one pass. With alpha and eps times
-        # the root of v's correction that is torch's formula; beta powers of 0 mean no correction.
+        # The kernel computes p -= alpha m / (sqrt(v) + eps) in one pass. Scaling alpha and
+        # eps by the square root of v's bias correction makes it torch's formula; beta powers of 0
+        # switch off the kernel's own correction.
         correction = tf.sqrt(1 - self.beta2**t)
         alpha = tf.cast(self.learning_rate, tf.float64) / (1 - self.beta1**t) * correction
         eps = tf.cast(self.epsilon * correction, tf.float32)
@@ -130,7 +132,7 @@ class MpiAdamOptimizer:
 
 
 class State:
-    """All variables of a session's graph, Adam's among them, for a checkpoint."""
+    """All variables of a session's graph, including Adam's, for a checkpoint."""
 
     def __init__(self, sess):
         self.sess = sess
@@ -151,10 +153,10 @@ class State:
 
 
 class Model:
-    """The graph and the variables that tf1_save/ holds, under names: x, a, pi, v, ..."""
+    """What tf1_save/ holds: the variables, and the graph with its tensors x, a, pi, v, ..."""
 
     def __init__(self, sess, inputs, outputs):
-        # Once: every other way to save a model adds operations to the graph each time.
+        # Built once: other ways to save a model add operations to the graph on every save.
         self.sess, self.saver = sess, tf.train.Saver(tf.trainable_variables())
         graph = tf.train.export_meta_graph(saver_def=self.saver.as_saver_def(), clear_devices=True)
         graph.meta_info_def.tags.append(tf.saved_model.tag_constants.SERVING)
@@ -169,9 +171,9 @@ class Model:
 
 
 def save_model(run, model, epoch):
-    """Write a SavedModel to tf1_save/; with --keep-models one per epoch as well.
+    """Write a SavedModel to tf1_save/; with --keep-models, also keep one per save.
 
-    A reader of tf1_save/ finds a whole one, old or new, or none.
+    A reader of tf1_save/ finds a complete model, old or new, or none.
     """
     if proc_id() > 0:
         return
@@ -187,7 +189,7 @@ def save_model(run, model, epoch):
             model.saver.save(model.sess, variables, write_meta_graph=False, write_state=False)
         except BaseException as error:
             shutil.rmtree(new, ignore_errors=True)
-            if isinstance(error, tf.errors.OpError | ValueError):  # how its saver fails
+            if isinstance(error, tf.errors.OpError | ValueError):  # how the saver fails
                 raise OSError(0, str(error).splitlines()[0]) from error
             raise
         if run.args.keep_models:
@@ -200,7 +202,7 @@ def save_model(run, model, epoch):
 
 
 def load_model(path):
-    """Return the variables of a tf1_save/ by name, in the order in which they were made."""
+    """Return the variables of a tf1_save/ by name, in the order in which they were created."""
     try:
         graph = SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0]
         variables = graph.collection_def["trainable_variables"].bytes_list.value

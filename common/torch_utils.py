@@ -19,7 +19,7 @@ def sync_params(module):
 
 
 class Adam(torch.optim.Adam):
-    """torch.optim.Adam(..., fused=True) with half the overhead per step, otherwise torch's own."""
+    """torch.optim.Adam(..., fused=True) with half the overhead per step; otherwise the same."""
 
     def __init__(self, params, lr=1e-3, **kwargs):
         super().__init__(params, lr, fused=True, **kwargs)
@@ -31,7 +31,7 @@ class Adam(torch.optim.Adam):
         rare = rare or any(p not in self.state for params in groups for p in params)
         kinds = ("amsgrad", "decoupled_weight_decay")
         if rare or any(group.get(kind) for group in self.param_groups for kind in kinds):
-            step = torch.optim.Adam.step  # which also creates the state of new parameters
+            step = torch.optim.Adam.step  # it also creates the state of new parameters
             step = step if hasattr(step, "hooked") else self.profile_hook_step(step)
             return step(self, closure)
         for group, params in zip(self.param_groups, groups):
@@ -76,7 +76,7 @@ def mpi_avg_grads(optimizer):
 
 
 def save_model(run, module, epoch):
-    """Write the state_dict to model.pt, whole or not at all; with --keep-models one per epoch."""
+    """Write the state_dict to model.pt, atomically; with --keep-models, keep one per save."""
     if proc_id() == 0:
         data = io.BytesIO()
         torch.save(module.state_dict(), data)
@@ -89,9 +89,9 @@ def save_model(run, module, epoch):
 
 
 def load_model(path):
-    """Return what a model.pt holds, by name; a file of anything but tensors is refused."""
+    """Return a model.pt's arrays by name; refuse a file that holds anything but tensors."""
     try:
-        state = torch.load(path, weights_only=True)  # which runs no code from the file
+        state = torch.load(path, weights_only=True)  # this runs no code from the file
         return {name: x.numpy() for name, x in state.items()}
     except (OSError, EOFError, RuntimeError, ValueError, AttributeError, UnpicklingError) as error:
         what = f": {error.strerror}" if isinstance(error, OSError) else " as a file of tensors"
@@ -109,11 +109,11 @@ class State:
 
     def set_state(self, states):
         for part, state in zip(self.parts, states, strict=True):
-            part.load_state_dict(_to_torch(state))  # modules in place
+            part.load_state_dict(_to_torch(state))  # updates modules in place
 
 
 def _to_numpy(x):
-    """Turn a state_dict into dictionaries, lists and arrays; keys that are numbers are marked."""
+    """Turn a state_dict into dictionaries, lists and arrays; integer keys become #key."""
     if isinstance(x, dict):
         return {f"#{k}" if isinstance(k, int) else k: _to_numpy(v) for k, v in x.items()}
     if isinstance(x, list | tuple):

@@ -23,7 +23,7 @@ BRIEFLY = """epochs steps_per_epoch train_pi_iters train_v_iters cg_iters backtr
 WORDS = ["", "x", "None", "1e3", "1_0", "0x10", "-1", "--", "nan", "inf", "-inf", "1.5", "ü", "a b"]
 ENV_IDS = """Pendulum-v1 CartPole-v1 Pendulum Pendulum-v99 pendulum-v1 Hoper-v4 nowhere:Thing-v0
     : :: a:b:c envs: envs:Nothing-v0 envs:MultiDiscreteAction-v0 ../x Pendulum-v1/ -v1""".split()
-WARNING = "warning: --start-steps is as long as the run: all of its actions are random\n"
+WARNING = "warning: --start-steps covers the whole run: all actions are random\n"
 
 
 def values(field):
@@ -128,8 +128,8 @@ WRONG = {
     "--lr -1": "--lr must be a number of at least 0, got -1.0",
     "--alpha inf": "--alpha must be a number of at least 0, got inf",
     "--autotune --alpha 0": "alpha",
-    "--exp-name a/b": "--exp-name must be a name without folders, got 'a/b'",
-    "--exp-name ..": "--exp-name must be a name without folders, got '..'",
+    "--exp-name a/b": "--exp-name must be a plain name, not a path, got 'a/b'",
+    "--exp-name ..": "--exp-name must be a plain name, not a path, got '..'",
     "--data-dir /proc/nowhere": "cannot write to /proc/nowhere",
 }
 
@@ -151,7 +151,7 @@ def test_from_python_arguments_are_spelled_as_in_python(tmp_path):
         (dict(epochs=True), "epochs must be a whole number from 1 to 2^31 - 1, got True"),
         (dict(resume=1), "resume must be bool, got 1"),
         (dict(resume=True, overwrite=True), "resume keeps a run and overwrite replaces it: choose"),
-        (dict(exp_name=""), "exp_name must be a name without folders, got ''"),
+        (dict(exp_name=""), "exp_name must be a plain name, not a path, got ''"),
         (dict(env_id=None), "env_id must be str, got None"),
     ):
         with pytest.raises(SidespinError) as refused:

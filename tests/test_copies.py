@@ -543,7 +543,7 @@ def test_other_columns_than_the_run_has(tmp_path):
     run_copy(copy_of("ppo_torch", tmp_path / "a"), data_dir=str(tmp_path))
     edit = ('columns = "EpRet* ', 'columns = "Idea EpRet* ')
     path = copy_of("ppo_torch", tmp_path / "b", edit)
-    with pytest.raises(SidespinError, match=r"is damaged or has other columns"):
+    with pytest.raises(SidespinError, match=r"is damaged or has different columns"):
         run_copy(path, data_dir=str(tmp_path), resume=True, epochs=3)
 
 

@@ -70,7 +70,7 @@ def test_a_finished_run_says_so_and_leaves_no_shared_memory(ranks, tmp_path):
     assert (process.returncode, err) == (0, "")
     folder = only_run(tmp_path)
     done, play, plot = out.splitlines()[-3:]
-    assert done == f"{folder}: done, 20 epochs"
+    assert done == f"{folder}: done after 20 epochs"
     assert (play, plot) == tuple(f"    python {tool}.py {folder}" for tool in ("play", "plot"))
     assert_gone(mapped)
 
@@ -251,7 +251,8 @@ def test_a_rank_that_exits_alone_ends_the_job(tmp_path):
     _, shown = process.communicate(timeout=30)
     assert time.time() - began < 10
     assert process.returncode == 1
-    assert re.search("error: rank 1 has exited alone; to resume: mpirun -np 2 python", shown)
+    said = "error: rank 1 exited before the other ranks; to resume: mpirun -np 2 python"
+    assert re.search(said, shown)
 
 
 def test_a_rank_that_fails_alone_leaves_no_shared_memory(tmp_path):

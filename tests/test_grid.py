@@ -170,12 +170,12 @@ def test_runs_never_share_a_folder():
     ("words", "sentence"),
     [
         ("ppo_trch", "there is no script ppo_trch (did you mean ppo_torch?)"),
-        ("grid", "grid.py is not a script that trains"),
+        ("grid", "grid.py is not a training script"),
         ("ppo_torch --clp-ratio 1", "ppo_torch has no --clp-ratio (did you mean --clip-ratio?)"),
         ("ppo_torch --clip 1", "ppo_torch has no --clip (did you mean --clip-ratio?)"),
         ("ppo_torch --worker 1", "ppo_torch has no --worker (did you mean --workers?)"),
         ("ppo_torch --autotune true", "ppo_torch has no --autotune"),
-        ("ppo_torch --hidden-sizes 64 64", "twice: 64, 64; several numbers in quotes, like"),
+        ("ppo_torch --hidden-sizes 64 64", "twice: 64, 64; quote several numbers to make"),
         ("ppo_torch --seed 0 x", "--seed must be a whole number of at least 0, got x"),
         ("ppo_torch --max-ep-len 1.5", "--max-ep-len must be a whole number"),
         ("ppo_torch --hidden-sizes 64 a", "--hidden-sizes must be a tuple of numbers"),
@@ -183,20 +183,20 @@ def test_runs_never_share_a_folder():
         ("sac_torch --autotune yes", "--autotune must be true or false, got yes"),
         ("ppo_torch --seed", "--seed needs a value"),
         ("ppo_torch --env-id", "--env-id needs a value"),
-        ("ppo_torch 0 1", "0 has no flag in front of it"),
+        ("ppo_torch 0 1", "there is no flag before 0"),
         ("ppo_torch --seed 0 --seed 1", "--seed is given twice"),
         ("ppo_torch --gamma 0.9 2", "--gamma must be between 0 and 1, got 2.0"),
-        ("ppo_torch --cpu 3", "--steps-per-epoch 4000 cannot be divided among 3 ranks"),
+        ("ppo_torch --cpu 3", "--steps-per-epoch 4000 cannot be divided evenly among 3 ranks"),
         ("ppo_torch --cpu 2 --steps-per-epoch 10 11", "--steps-per-epoch 11 cannot be divided"),
         ("ppo_torch --cpu many", "--cpu must be "),
         ("ppo_torch --workers 0", "--workers must be "),
-        ("ppo_torch --exp-name a/b", "--exp-name must be a name without folders, got 'a/b_"),
-        ("ppo_torch --overwrite", "--overwrite cannot vary: a grid names and resumes its runs"),
+        ("ppo_torch --exp-name a/b", "--exp-name must be a plain name, not a path, got 'a/b_"),
+        ("ppo_torch --overwrite", "--overwrite cannot be set: a grid names and resumes its own"),
         ("ppo_torch --env-id CartPole-v1 Hoper-v4", "cannot make the environment Hoper-v4: "),
         ("sac_torch --env-id CartPole-v1", "needs bounded continuous actions, but CartPole-v1 has"),
-        (f"ppo_torch --lam[{'x' * 260}] 1", "too long for a folder's name: use shorthands"),
+        (f"ppo_torch --lam[{'x' * 260}] 1", "too long for a folder name: use shorthands"),
         ("", "missing SCRIPT"),
-        ("--seed 0 1 ppo_torch", "name the script in front of its flags"),
+        ("--seed 0 1 ppo_torch", "name the script before its flags"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(
@@ -369,7 +369,7 @@ def test_many_runs_on_a_small_terminal(monkeypatch, capsys):
     assert len(lines) == 12 + 1 + 4
     assert re.fullmatch(r"\S*_s27: running, epoch 25/50, return 12.3, 0:00:(50|49) left", lines[13])
     assert len(lines[13]) == 69
-    assert " run(s): 3 running, 1 failed, 14 waiting, 12 done, about 0:09:" in lines[-1]
+    assert " runs: 3 running, 1 failed, 14 waiting, 12 done, about 0:09:" in lines[-1]
     screen.update()
     shown = capsys.readouterr().out
     assert shown.startswith("\x1b[4F\x1b[J"), "what was below is redrawn"
@@ -394,7 +394,7 @@ def test_failed_and_finished_runs_in_a_pipe(tmp_path, monkeypatch, capsys):
     under_way = list(itertools.accumulate(1 if "running" in line else -1 for line in lines[:-1]))
     assert max(under_way) == 2
     assert under_way[1] == 2
-    assert lines[-1] == "3 run(s): 1 failed, 2 done"
+    assert lines[-1] == "3 runs: 1 failed, 2 done"
     report = rf"grid.py: error: {bad} failed \(exit code 1\), see .*log.txt\n"
     report += r"(    .*\n)*    vpg_torch.py: error: .*reward is nan.*\n"
     assert re.fullmatch(report, result.stderr), result.stderr
@@ -406,12 +406,12 @@ def test_failed_and_finished_runs_in_a_pipe(tmp_path, monkeypatch, capsys):
     assert run_grid([*command, "--env-id", "CartPole-v1", "Pendulum-v1"], monkeypatch) == 0
     shown = capsys.readouterr().out.splitlines()
     assert re.fullmatch(rf"{SINGLE}_s0: finished before, epoch 3/3, return .*", shown[0])
-    assert shown[-1] == "2 run(s): 2 finished before"
+    assert shown[-1] == "2 runs: 2 finished before"
     assert before == files_in(tmp_path)
 
     other = [*command, "--env-id", "CartPole-v1", "--gamma", "0.5"]
     sentence = refused(other, monkeypatch, capsys)
-    assert "with other settings: now --gamma 0.5, then 0.99; choose another --exp-name" in sentence
+    assert "with different settings: --gamma 0.5 (was 0.99); choose another --exp-name" in sentence
 
 
 LONG = dict(env_id="CartPole-v1", epochs=25, steps_per_epoch=600, save_freq=3, hidden_sizes=(8,))
@@ -459,14 +459,14 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     assert not processes(tmp_path / "a")
     assert "\x1b[2F\x1b[J" in shown, "what is below is redrawn in place"
     assert re.search(r"_s0: stopped, epoch \d+/25, return .*\r\n", shown)
-    assert "2 run(s): 1 stopped, 1 waiting\r\n" in shown
+    assert "2 runs: 1 stopped, 1 waiting\r\n" in shown
     assert "grid.py: interrupted; to resume: repeat the command" in shown
     assert log.read_text().count("interrupted after") == 1
     os.close(terminal)
 
     done = epochs(first)
     process, terminal = start_on_terminal(command)
-    wait_until(lambda: log.read_text().count("resuming with epoch") == 2 and epochs(first) > done)
+    wait_until(lambda: log.read_text().count("resuming after") == 2 and epochs(first) > done)
     os.close(terminal)
     assert process.wait(30) == -signal.SIGHUP
     assert not processes(tmp_path / "a")
@@ -478,7 +478,7 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait() == 0
-    assert log.read_text().count("resuming with epoch") == 3
+    assert log.read_text().count("resuming after") == 3
     assert "Traceback" not in log.read_text()
     unbroken = progress(train("vpg_torch", tmp_path / "b", **LONG, train_v_iters=2))
     pd.testing.assert_frame_equal(*(x.drop(columns=TIMES) for x in (progress(first), unbroken)))
@@ -531,7 +531,7 @@ def test_ranks_of_an_mpi_job_share_the_runs(tmp_path):
     lines = result.stdout.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == [f"{SINGLE}_s0", f"{SINGLE}_s1"]
     assert all("running" in line for line in lines[:2]), "both at once"
-    assert lines[-1] == "2 run(s): 2 done"
+    assert lines[-1] == "2 runs: 2 done"
     for path in tmp_path.glob("*/*/config.json"):
         assert json.loads(path.read_text())["ranks"] == 1
     result = start("grid.py", *command, "--workers", "2", ranks=2, warm=True)

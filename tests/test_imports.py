@@ -187,7 +187,7 @@ def test_a_notebook_cell_that_failed_before_the_first_step_can_be_run_again(tmp_
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_ranks_need_a_launcher(script, tmp_path):
-    with pytest.raises(SidespinError, match=r"^cpu 2 needs the command line, or mpirun$"):
+    with pytest.raises(SidespinError, match=r"^cpu 2 needs the command line or mpirun$"):
         train(script, tmp_path / "x", cpu=2)
     assert not list(tmp_path.iterdir())
 

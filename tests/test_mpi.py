@@ -163,7 +163,7 @@ def test_episodes_go_on_across_epochs(tmp_path):
 def test_indivisible_steps_are_an_error_printed_once(tmp_path):
     run = start("ppo_torch.py", "--data-dir", tmp_path, ranks=3, warm=True)
     assert run.returncode == 2
-    error = "ppo_torch.py: error: --steps-per-epoch 4000 cannot be divided among 3 ranks\n"
+    error = "ppo_torch.py: error: --steps-per-epoch 4000 cannot be divided evenly among 3 ranks\n"
     assert run.stderr.count(error) == 1
     assert "Traceback" not in run.stderr
     assert not list(tmp_path.iterdir())
@@ -192,8 +192,8 @@ def test_cpu_starts_the_ranks_by_itself(tmp_path):
     command = "ppo_torch.py --env-id CartPole-v1 --epochs 1 --steps-per-epoch 400 --cpu 2".split()
     run = start(*command, "--data-dir", tmp_path)
     assert run.returncode == 0, run.stderr
-    assert "2 rank(s)" in run.stdout
+    assert "2 ranks" in run.stdout
     assert run.stdout.count("AverageEpRet") == 1
     run = start(*command, "--data-dir", tmp_path / "inside", ranks=2, warm=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("2 rank(s)") == 1
+    assert run.stdout.count("2 ranks") == 1

@@ -153,17 +153,17 @@ def test_the_table_is_by_environment_and_experiment(trained, tmp_path, capsys):
     assert len(shown.err.splitlines()) == 2
     assert re.search("cannot play .*c_s0: cannot read .*model.pt as a file of tensors", shown.err)
     assert re.search("cannot play .*empty: it has no readable config.json", shown.err)
-    with pytest.raises(SidespinError, match=r"video films one environment, the runs have .*, Pend"):
+    with pytest.raises(SidespinError, match=r"films one environment, but the runs have .*, Pend"):
         play.main(play.Args(str(tmp_path), video="x.mp4"))
 
 
 def test_from_python_mistakes_are_exceptions(trained, tmp_path):
     folder = trained("vpg_torch", env_id="CartPole-v1", steps_per_epoch=100)
-    with pytest.raises(SidespinError, match=r"holds 1 run\(s\): name the folder of one"):
+    with pytest.raises(SidespinError, match=r"holds 1 run: name the folder of one"):
         play.load_policy(folder.parent)
     with pytest.raises(SidespinError, match=r"has no readable config.json"):
         play.load_policy(tmp_path)
-    with pytest.raises(SidespinError, match=r"has no model_7.pt; it has kept \[0, 1, 2\]"):
+    with pytest.raises(SidespinError, match=r"has no model_7.pt; the kept epochs are \[0, 1, 2\]"):
         play.load_policy(folder, itr=7)
     with pytest.raises(SidespinError, match=r"^episodes must be a whole number"):
         play.main(play.Args(str(folder), episodes=0))
@@ -210,13 +210,14 @@ def test_a_script_of_ones_own(trained, tmp_path):
     (tmp_path / "my_idea.py").unlink()
     run = start("play.py", "runs", "--episodes", "1", cwd=tmp_path, warm=True)
     assert run.returncode == 0
-    warning = "my_idea.py is not beside play.py: using script.py, the run's copy"
+    warning = "my_idea.py is not next to play.py: using script.py, the run's copy"
     assert run.stderr == f"play.py: warning: {warning}\n"
     assert expected in run.stdout
     next(tmp_path.glob("runs/*/*/script.py")).unlink()
     run = start("play.py", "runs", cwd=tmp_path, warm=True)
     assert run.returncode == 2
-    assert re.fullmatch("play.py: error: my_idea.py is not beside play.py, nor .*\n", run.stderr)
+    sentence = "my_idea.py is not next to play.py, and there is no .*"
+    assert re.fullmatch(f"play.py: error: {sentence}\n", run.stderr)
 
 
 def test_wrappers_of_the_environment(trained, tmp_path, capsys):
@@ -243,7 +244,7 @@ def test_wrappers_of_the_environment(trained, tmp_path, capsys):
     assert "wraps its environment in TimeAwareObservation" in capsys.readouterr().err
     wider = trained("vpg_torch", env_id="envs:DictObs-v0")
     folder = copy_of(wider, tmp_path / "wider", env_id="Pendulum-v1")
-    with pytest.raises(SidespinError, match="it takes 7 numbers, an observation has 3"):
+    with pytest.raises(SidespinError, match="it expects 7 numbers, but an observation has 3"):
         play.load_policy(folder)
 
 
@@ -296,28 +297,28 @@ def test_mujoco_gets_egl_on_linux_alone(platform, gl, trained, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["{tmp}/nowhere"], "there is no run in .*nowhere"),
-        (["{run}", "--itr", "7"], r"has no model_7.pt; it has kept \[0, 1, 2\]"),
+        (["{tmp}/nowhere"], "there are no runs in .*nowhere"),
+        (["{run}", "--itr", "7"], r"has no model_7.pt; the kept epochs are \[0, 1, 2\]"),
         (["{run}", "--itr", "-1"], "--itr must be a whole number of at least 0"),
-        (["{run}", "--env-id", "CartPole-v1"], "fit CartPole-v1: it takes 3 numbers, .* has 4"),
-        (["{cartpole}", "--env-id", "Acrobot-v1"], "it takes 4 numbers, an observation has 6"),
-        (["{run}", "--env-id", "envs:Float64Obs-v0"], "it has 1 action.s., the env.* has 2"),
-        (["{discrete}", "--env-id", "TwoActions-v0"], "it has 3 action.s., the environment has 2"),
+        (["{run}", "--env-id", "CartPole-v1"], "fit CartPole-v1: it expects 3 numbers, .* has 4"),
+        (["{cartpole}", "--env-id", "Acrobot-v1"], "it expects 4 numbers, but an obs.* has 6"),
+        (["{run}", "--env-id", "envs:Float64Obs-v0"], "it has 1 action, but the env.* has 2"),
+        (["{discrete}", "--env-id", "TwoActions-v0"], "it has 3 actions, but the .* has 2"),
         (["{run}", "--env-id", "envs:DiscreteStart-v0"], "does not fit DiscreteStart-v0: "),
         (["{run}", "--env-id", "Hoper-v4"], "cannot make the environment Hoper-v4"),
         (["{run}", "--env-id", "Hoper-v4", "--video", "x.gif"], "^cannot make the environment"),
         (["{run}", "--video", "x.avi"], "--video x.avi must end in .mp4 or .gif"),
         (["{run}", "--video", "{tmp}/file/x.gif"], "cannot write .*/file/x.gif: "),
-        (["{run}", "--video", "x.mp4", "--render"], "choose --render, a window, or --video"),
+        (["{run}", "--video", "x.mp4", "--render"], r"choose --render \(a window\) or --video"),
         (["{run}", "--episodes", "0"], "--episodes must be a whole number from 1"),
         (["{run}", "--max-ep-len", "0"], "--max-ep-len must be a whole number from 1"),
         (["{run}", "--seed", "-1"], "--seed must be a whole number of at least 0"),
         (["{run}", "--rendr"], r"--rendr \(did you mean --render\?\)"),
         (["{run}", "--render"], "no screen to open a window on: use --video"),
         (["{hostile}"], "cannot read .*model.pt as a file of tensors"),
-        (["{foreign}"], "os.py is not beside play.py, nor"),
+        (["{foreign}"], "os.py is not next to play.py, and there is no"),
         (["{tool}"], "plot.py has no Policy or GaussianPolicy"),
-        (["{empty}"], "is no run of these scripts: it has no script"),
+        (["{empty}"], "is not a run of these scripts: it has no script"),
         (["{damaged}"], "has no readable config.json"),
     ],
 )

@@ -287,7 +287,7 @@ def test_experiments_without_the_column_are_named_and_left_out(capsys):
     write_run("ppo", 0, [1.0, 2.0], KL=[0.1, 0.2])
     write_run("sac", 0, [3.0, 4.0])
     assert list(curves(plot.make_plots("runs", value="KL"))) == ["ppo (1 seed)"]
-    notice = "plot.py: left out 1 of 1 run of sac: no KL over TotalEnvInteracts\n"
+    notice = "plot.py: skipping 1 of 1 run of sac: no KL over TotalEnvInteracts\n"
     assert capsys.readouterr().err == notice
 
 
@@ -470,7 +470,7 @@ def test_values_that_an_environment_lacks_leave_a_gap(capsys):
         ("B-v0", "", "Environment steps"),
         ("A-v0", "KL", "Environment steps"),
     ]
-    notice = "plot.py: left out 1 of 1 run of b on B-v0: no KL over TotalEnvInteracts\n"
+    notice = "plot.py: skipping 1 of 1 run of b on B-v0: no KL over TotalEnvInteracts\n"
     assert capsys.readouterr().err == notice
 
 
@@ -559,7 +559,7 @@ def test_half_written_rows_are_left_out(capsys):
         file.write_text(whole + rest)
         (line,) = curves(plot.make_plots("runs")).values()
         np.testing.assert_allclose(line.get_ydata(), table.AverageEpRet)
-        notice = f"plot.py: left out 1 incomplete row of {file.parent}\n"
+        notice = f"plot.py: skipping 1 incomplete row of {file.parent}\n"
         assert capsys.readouterr().err == notice
     file.write_text(whole.replace("\n1\t", "\n1\n1\t"))  # torn in the middle
     (line,) = curves(plot.make_plots("runs")).values()
@@ -580,7 +580,7 @@ def test_runs_with_nothing_to_plot_are_left_out_with_a_line_each(capsys):
         plot.Path("runs", name, f"{name}_s0", "progress.txt").write_bytes(content)
     assert legend(plot.make_plots("runs")) == ["ppo (1 seed)"]
     notices = capsys.readouterr().err.splitlines()
-    assert len(notices) == 6 and all(x.startswith("plot.py: left out runs/") for x in notices)
+    assert len(notices) == 6 and all(x.startswith("plot.py: skipping runs/") for x in notices)
 
 
 def test_of_an_epoch_logged_twice_the_later_counts():
@@ -668,7 +668,7 @@ def test_table_of_unequal_runs(capsys):
     ]
     assert math.isnan(rows[1]["std"])
     assert "the runs of ppo end between 3,000 and 20,000 steps" in err
-    assert "left out 1 of 1 run of sac: no Performance" in err
+    assert "skipping 1 of 1 run of sac: no Performance" in err
 
 
 def test_table_without_steps():
@@ -691,7 +691,7 @@ def test_errors_are_one_sentence(monkeypatch):
     no_run = "no runs in {}, nor in folders whose path starts with it"
     columns = "no run has a column AvgEpRet, only Epoch, AverageEpRet, TotalEnvInteracts, "
     whole = "--smooth must be a whole number of at least 1, got "
-    folders = "say which folders to plot, in front of the options (see --help)"
+    folders = "name the folders to plot, before the options (see --help)"
     for argv, sentence in [
         (["rums", *out], no_run.format("rums")),
         (["no/such", *out], no_run.format("no/such")),

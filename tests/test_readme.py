@@ -67,7 +67,7 @@ def test_commands_typed_in_order_into_one_shell(tmp_path):
     )
     resumed = tmp_path / "runs/ppo_torch_CartPole-v1/ppo_torch_CartPole-v1_s0"
     assert len(progress(resumed)) == 20
-    assert "resuming with epoch 10" in done.stdout
+    assert "resuming after 10 epochs" in done.stdout
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert (tmp_path / "cartpole.mp4").stat().st_size > 1000
     (sweep,) = [text for line, text in printed.items() if "grid.py" in line]

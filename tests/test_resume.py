@@ -184,7 +184,7 @@ def test_longer_and_finished_runs(script, tmp_path, capsys):
     for epochs in (6, 4):
         train(script, tmp_path / "b", resume=True, **{**settings, "epochs": epochs})
         shown = capsys.readouterr().out.splitlines()[-1]
-        assert "finished, 6 epochs are done; to continue, choose a larger epochs" in shown
+        assert "already finished after 6 epochs; to extend the run, choose a larger epochs" in shown
     assert before == files_in(folder)
 
 
@@ -214,13 +214,13 @@ def test_resuming_as_another_run_is_an_error(script, tmp_path):
     other = dict(epochs=3, gamma=0.9, hidden_sizes=(4, 4))
     with pytest.raises(SidespinError) as refused:
         train(script, tmp_path, resume=True, **brief(script, **other))
-    differences = "now hidden_sizes [4, 4], then [8]; gamma 0.9, then 0.99"
-    assert str(refused.value) == f"cannot resume {folder} with other settings: {differences}"
+    differences = "hidden_sizes [4, 4] (was [8]), gamma 0.9 (was 0.99)"
+    assert str(refused.value) == f"cannot resume {folder} with different settings: {differences}"
 
     run = launch(script, brief(script, epochs=3), tmp_path, "--resume", ranks=2)
     shown = run.communicate()[1]
     assert run.returncode == 2
-    assert re.fullmatch(r".*cannot resume .* with other settings: now ranks 2, then 1\n", shown)
+    assert re.fullmatch(r".*cannot resume .* with different settings: ranks 2 \(was 1\)\n", shown)
     assert before == files_in(folder)
 
 
@@ -290,7 +290,7 @@ def test_a_changed_network_does_not_resume(tmp_path, monkeypatch):
     module = importlib.import_module("ppo_torch")
     mlp = module.mlp
     monkeypatch.setattr(module, "mlp", lambda sizes, rng: mlp([*sizes[:-1], 9, sizes[-1]], rng))
-    with pytest.raises(SidespinError, match="holds other networks or optimizers than this script"):
+    with pytest.raises(SidespinError, match="does not match this script's networks or optimizers"):
         train("ppo_torch", tmp_path, resume=True, **{**settings, "epochs": 3})
 
 
@@ -390,6 +390,6 @@ def test_a_run_without_its_checkpoints_is_kept(tmp_path):
     folder = train("vpg_torch", tmp_path, **settings)
     shutil.rmtree(folder / "checkpoint")
     table = (folder / "progress.txt").read_text()
-    with pytest.raises(SidespinError, match="has epochs but no checkpoint: overwrite starts anew"):
+    with pytest.raises(SidespinError, match="has epochs but no checkpoint: use overwrite to start"):
         train("vpg_torch", tmp_path, resume=True, **settings)
     assert (folder / "progress.txt").read_text() == table

@@ -72,7 +72,7 @@ def test_a_run_is_never_overwritten_by_accident(script, tmp_path):
     before = files_in(folder)
     with pytest.raises(SidespinError) as refused:
         train(script, tmp_path, **brief(script))
-    expected = f"{folder} already holds a run: choose resume, overwrite, exp_name or seed"
+    expected = f"{folder} already holds a run: use resume, overwrite or another exp_name or seed"
     assert str(refused.value) == expected
     assert before == files_in(folder)
 
