@@ -63,7 +63,7 @@ class Args:
     batch_size: PositiveInt = 100  # transitions per gradient step, per rank
     start_steps: NonNegativeInt = 10_000  # steps of random actions at the start, over all ranks
     update_after: NonNegativeInt = 1000  # steps before the first update, over all ranks
-    update_every: PositiveInt = 50  # after every N steps on a rank, make N updates
+    update_every: PositiveInt = 50  # every N steps per rank, N updates (two ranks: half as many)
     num_test_episodes: NonNegativeInt = 10  # test episodes after each epoch, without noise
     act_noise: NonNegative = 0.1  # std of the exploration noise, in units of the action half-range
 
@@ -149,7 +149,7 @@ def train(args, run):
     if args.start_steps >= args.epochs * args.steps_per_epoch:
         warn(f"{flag('start_steps')} covers the whole run: all actions are random")
 
-    # The only randomness: one generator per rank, and one for the weights, the same on all ranks
+    # All randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 

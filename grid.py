@@ -31,7 +31,6 @@ letters of a flag, and puts the flag into the name even if it has only one value
 import collections
 import concurrent.futures
 import contextlib
-import difflib
 import heapq
 import importlib.util
 import itertools
@@ -55,12 +54,12 @@ import tyro
 from tyro._errors import on_parse_error  # private, but the version is pinned
 
 import common.env
-from common.args import PositiveInt, check_args, mismatch
+from common.args import PositiveInt, check_args, cores, mismatch
 from common.checkpoint import epochs_saved
 from common.errors import SidespinError, flag, plural
-from common.launch import Interrupted, launch
+from common.launch import Interrupted, launch, suggest
 from common.mpi import comm, num_procs, proc_id
-from common.run import Run, read_config
+from common.run import Run, as_file_name, read_config
 
 HERE = Path(__file__).parent
 # Variables that launchers set for their ranks. A run must not see them: it would take itself for a
@@ -431,11 +430,6 @@ def show(text, file=None, end="\n"):
         print(text, file=file or sys.stdout, end=end, flush=True)
 
 
-def as_file_name(text):
-    """Return a name as Run spells it in folder names."""
-    return re.sub(r"[^\w.-]+", "-", text)
-
-
 def valid_str(value):
     """Return a value as part of a file name, as in Spinning Up: (0.1, "A b") gives 0-1-a-b."""
     if isinstance(value, tuple | list):
@@ -446,17 +440,6 @@ def valid_str(value):
 def clock(seconds):
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-
-
-def cores():
-    """Return the number of cores that this process may use; on macOS, of all cores."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def suggest(word, known):
-    """Return an unknown word, with the known word that was probably meant."""
-    similar = [x for x in known if x.startswith(word)] + difflib.get_close_matches(word, known, 1)
-    return f"{word} (did you mean {similar[0]}?)" if similar else word
 
 
 def find_script(script):

@@ -76,7 +76,7 @@ class Args:
     batch_size: PositiveInt = 100  # transitions per gradient step, per rank
     start_steps: NonNegativeInt = 10_000  # steps of random actions at the start, over all ranks
     update_after: NonNegativeInt = 1000  # steps before the first update, over all ranks
-    update_every: PositiveInt = 50  # after every N steps on a rank, make N updates
+    update_every: PositiveInt = 50  # every N steps per rank, N updates (two ranks: half as many)
     num_test_episodes: NonNegativeInt = 10  # test episodes after each epoch, without noise
     alpha: NonNegative = 0.2  # reward per nat of entropy; with --autotune, its initial value
     autotune: bool = False  # learn alpha: keep the entropy near -(number of action dimensions)
@@ -187,7 +187,7 @@ def train(args, run):
     if args.autotune and args.alpha == 0:
         raise SidespinError("autotune learns log(alpha), so alpha cannot start at 0")
 
-    # The only randomness: one generator per rank, and one for the weights, the same on all ranks
+    # All randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 

@@ -53,7 +53,7 @@ class Args:
     resume: bool = False  # continue the existing run, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace the existing run
     keep_models: bool = False  # keep every saved model, for play.py --itr
-    lam: Fraction = 0.97  # GAE-lambda: 0 trusts the value function, 1 the rewards alone
+    lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
     pi_lr: NonNegative = 3e-4  # learning rate of the policy
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
     train_v_iters: NonNegativeInt = 80  # gradient steps on the value function per epoch
@@ -195,7 +195,7 @@ def train(args, run):
     env = make_env(args.env_id, args.max_ep_len)
     local_steps = args.steps_per_epoch // num_procs()
 
-    # The only randomness: one generator per rank, and one for the weights, the same on all ranks
+    # All randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
     weights_rng = np.random.default_rng([args.seed, 0, 1])
 

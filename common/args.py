@@ -25,15 +25,20 @@ NonNegative = Annotated[float, Limits(0, FLOAT32, "a number of at least 0")]
 Fraction = Annotated[float, Limits(0, 1, "between 0 and 1")]
 
 
+def cores():
+    """Return the number of cores that this process may use; on macOS, of all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def check_args(args, ranks):
     """Raise an error if a value is out of range or does not work with this many ranks."""
     for name, kind in typing.get_type_hints(type(args), include_extras=True).items():
         expected = mismatch(kind, value := getattr(args, name))
         if expected:
             raise SidespinError(f"{flag(name)} must be {expected}, got {value}")
-    if args.threads > os.cpu_count():
-        cores = f"the {os.cpu_count()} cores of this machine"
-        raise SidespinError(f"{flag('threads')} {args.threads} is more than {cores}")
+    if args.threads > cores():
+        problem = f"is more than the {cores()} cores that this process may use"
+        raise SidespinError(f"{flag('threads')} {args.threads} {problem}")
     if args.steps_per_epoch % ranks:
         steps = f"{flag('steps_per_epoch')} {args.steps_per_epoch}"
         raise SidespinError(f"{steps} cannot be divided evenly among {ranks} ranks")

@@ -105,9 +105,9 @@ def explain(event, args_class):
 def suggest(word, known):
     """Return an unknown word, with the known word that was probably meant."""
     stem = word.split("=")[0]
-    similar = [x for x in known if len(stem) > 4 and x.startswith(stem)]
+    similar = [x for x in known if len(stem) > 2 and x.startswith(stem)]
     similar += difflib.get_close_matches(stem, known, 1)
-    return f"{word} (did you mean {similar[0]}?)" if similar and word.startswith("--") else word
+    return f"{word} (did you mean {similar[0]}?)" if similar else word
 
 
 def remove_stale_segments():

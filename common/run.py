@@ -49,7 +49,7 @@ class Run:
     def __init__(self, args, script, ranks=None):
         self.args, self.script = args, Path(script)
         self.ranks = num_procs() if ranks is None else ranks
-        self.name = args.exp_name or re.sub(r"[^\w.-]+", "-", f"{self.script.stem}_{args.env_id}")
+        self.name = args.exp_name or as_file_name(f"{self.script.stem}_{args.env_id}")
         self.folder = Path(args.data_dir) / self.name / f"{self.name}_s{args.seed}"
         config = {**dataclasses.asdict(args), "exp_name": self.name}
         config |= {"script": self.script.stem, "ranks": self.ranks}
@@ -235,6 +235,10 @@ def model_path(folder, epoch=None):
     framework = next((k for k in MODELS if list(Path(folder).glob(f"{MODELS[k]}*"))), "torch")
     name = MODELS[framework] if epoch is None else KEPT_MODELS[framework].format(epoch)
     return Path(folder) / name, framework
+
+
+def as_file_name(text):
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def checksum(data):
