@@ -119,7 +119,7 @@ def test_shared_arguments():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_order_of_sections(script):
-    expected = ["Set-up", "The only randomness", "Networks"]
+    expected = ["Set-up", "All randomness", "Networks"]
     expected += ["Losses"] if script in ON_POLICY_SCRIPTS else []
     expected += ["Update"] + ["Session"] * script.endswith("tf1")
     expected += ["Act in NumPy", "The NumPy policy must be the same function as the network"]
@@ -138,7 +138,7 @@ def test_sections_that_a_family_shares(framework, family):
 
 
 def test_sections_that_both_frameworks_share():
-    same(section(script, "The only randomness") for script in SCRIPTS)
+    same(section(script, "All randomness") for script in SCRIPTS)
     same(section(script, "Test without noise") for script in OFF_POLICY_SCRIPTS)
 
 
