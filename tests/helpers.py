@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 ROOT = Path(__file__).parent.parent
 ON_POLICY = ["vpg", "ppo", "trpo"]
@@ -45,7 +46,6 @@ def popen(*command, cwd=ROOT, ranks=1, warm=False, **kwargs):
     warm=True tells the framework by the script's name.
     """
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    env.pop("TF_XLA_FLAGS", None)  # with a cache, TensorFlow complains about the cache's format
     env.pop("PYTHONUNBUFFERED", None)  # most users do not have it
     streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     words = python(*command, ranks=ranks, warm=warm)
@@ -111,10 +111,19 @@ def as_flags(**settings):
     return words
 
 
-def train(script, data_dir, **settings):
-    """Call main(Args(...)) of a script in this process; return the run's folder."""
+def train(script, data_dir, xla=False, **settings):
+    """Call main(Args(...)) of a script in this process; return the run's folder.
+
+    Compiling takes as long as all the rest of a brief run, so TF1 scripts run the plain graph that
+    they have on several ranks; with xla=True they run as in a process of their own.
+    """
     module = importlib.import_module(script)
-    return module.main(module.Args(data_dir=str(data_dir), **settings))
+    args = module.Args(data_dir=str(data_dir), **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        if script in TF1 and not xla:
+            for owner in (script, "common.tf1_utils"):
+                patch.setattr(f"{owner}.compiled", module.tf.function, raising=False)
+        return module.main(args)
 
 
 def refusal(script, words, monkeypatch, capsys):

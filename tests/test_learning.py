@@ -13,7 +13,7 @@ SETTINGS = {
 def returns(script, data_dir, **settings):
     settings |= SETTINGS[script.split("_")[0]]
     settings |= dict(hidden_sizes=(32,), steps_per_epoch=1000, train_v_iters=40)
-    return progress(train(script, data_dir, **settings))["AverageEpRet"]
+    return progress(train(script, data_dir, xla=True, **settings))["AverageEpRet"]
 
 
 @pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
@@ -35,6 +35,6 @@ def test_pendulum(script, tmp_path):
     settings = dict(env_id="Pendulum-v1", gamma=0.9, polyak=0.98, epochs=3, steps_per_epoch=1000)
     settings |= dict(hidden_sizes=(32, 32), batch_size=64, start_steps=1000, update_after=800)
     settings |= dict(lr=4e-3) if "sac" in script else dict(pi_lr=4e-3, q_lr=4e-3)
-    found = progress(train(script, tmp_path, **settings))["AverageTestEpRet"]
+    found = progress(train(script, tmp_path, xla=True, **settings))["AverageTestEpRet"]
     assert found[0] < -600
     assert found.max() > -300

@@ -1,13 +1,14 @@
 """The README's commands work in the order printed, its recipes work, and its diff is the diff."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SCRIPTS, progress, start
+from helpers import MPIRUN, ROOT, SCRIPTS, progress, python, start
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
@@ -52,9 +53,19 @@ def test_it_links_every_script_and_nothing_that_is_not_there():
     assert len(README.splitlines()) <= 190, "a landing page"
 
 
+def warm_python(path):
+    """Write a `python` that starts scripts from a process that has imported their framework."""
+    cases = [f'*_{f}.py) exec {shlex.join(python(warm=f))} "$@" ;;' for f in ("torch", "tf1")]
+    other = f'*) exec {sys.executable} "$@" ;;'
+    path.parent.mkdir()
+    path.write_text("\n".join(["#!/bin/sh", 'case "$1" in', *cases, other, "esac", ""]))
+    path.chmod(0o755)
+
+
 def test_commands_typed_in_order_into_one_shell(tmp_path):
     copy_project(tmp_path, *(path.name for path in ROOT.glob("*.py")))
-    (tmp_path / "setup.sh").write_text(f'PATH="{Path(sys.executable).parent}:$PATH"\n')
+    warm_python(tmp_path / "bin" / "python")
+    (tmp_path / "setup.sh").write_text(f'PATH="{tmp_path}/bin:{Path(MPIRUN).parent}:$PATH"\n')
     typed = "\n".join(f"echo '>>> {line}'\n{line}" for line in COMMANDS)
     shell = ["bash", "-c", SHELL + typed]
     done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=600)
@@ -83,7 +94,7 @@ def test_the_first_run_prints_what_is_shown(tmp_path):
     (shown,) = re.findall(r"```\n(runs/ppo_torch.*?)```", README, re.S)
     words = "ppo_torch.py --env-id CartPole-v1 --epochs 10 --steps-per-epoch 100".split()
     copy_project(tmp_path, "ppo_torch.py")
-    run = start(*words, cwd=tmp_path)
+    run = start(*words, cwd=tmp_path, warm=True)
     assert run.returncode == 0, run.stderr
 
     def without_numbers(line):
@@ -123,7 +134,7 @@ def run_and_resume(folder, script="ppo_torch.py"):
         ["--epochs", "2", "--exp-name", "parts"],
         ["--epochs", "3", "--exp-name", "parts", "--resume"],
     ):
-        run = start(script, *FEW, *words, cwd=folder)
+        run = start(script, *FEW, *words, cwd=folder, warm=True)
         assert run.returncode == 0, run.stderr
         assert run.stderr == ""
     tables = [progress(only_run(folder / "runs" / name)) for name in ("whole", "parts")]
@@ -152,12 +163,12 @@ def test_recipe_relu(tmp_path):
     edits = [("layers += [nn.Linear(n_in, n_out), Tanh()]", network)]
     edits.append(("x = np.tanh(w @ x + b)", numpy))
     edit(tmp_path, "ppo_torch.py", *edits)
-    run = start("ppo_torch.py", *FEW, "--epochs", "1", cwd=tmp_path)
+    run = start("ppo_torch.py", *FEW, "--epochs", "1", cwd=tmp_path, warm=True)
     assert run.returncode == 0, run.stderr
     for forgotten in edits:
         folder = tmp_path / "half" / str(edits.index(forgotten))
         edit(folder, "ppo_torch.py", forgotten)
-        run = start("ppo_torch.py", *FEW, "--epochs", "1", cwd=folder)
+        run = start("ppo_torch.py", *FEW, "--epochs", "1", cwd=folder, warm=True)
         assert run.returncode == 2
         assert "mlp_numpy or dist_numpy differs from mlp or dist: change both" in run.stderr
 
@@ -177,7 +188,7 @@ def test_recipe_gradient_clipping(tmp_path):
 def test_recipe_renamed_script(tmp_path):
     copy_project(tmp_path, "play.py", "grid.py", "plot.py")
     shutil.copy(ROOT / "ppo_torch.py", tmp_path / "my_idea.py")
-    run = start("my_idea.py", *FEW, "--epochs", "1", cwd=tmp_path)
+    run = start("my_idea.py", *FEW, "--epochs", "1", cwd=tmp_path, warm=True)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "runs" / "my_idea_Pendulum-v1" / "my_idea_Pendulum-v1_s0").is_dir()
     run = start("play.py", "runs", "--episodes", "1", cwd=tmp_path)

@@ -101,7 +101,7 @@ def run_with_kills(script, settings, data_dir, kills, ranks=1):
     ("script", "kills"), [("ppo_torch", 5), ("sac_torch", 5), ("ppo_tf1", 1), ("sac_tf1", 2)]
 )
 def test_killed_and_resumed(script, kills, tmp_path):
-    unbroken = train(script, tmp_path / "a", **short(script))
+    unbroken = train(script, tmp_path / "a", xla=True, **short(script))
     assert run_with_kills(script, short(script), tmp_path / "b", kills) >= 1
     assert_same(unbroken, only_run(tmp_path / "b"))
 
