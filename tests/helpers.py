@@ -228,6 +228,6 @@ def trained(script):
     folder = session_folder() / name / f"{name}_s7"
     with once(session_folder() / f"{name}.done") as needed:
         if needed:
-            assert train(script, session_folder(), **brief(script)) == folder
+            assert train(script, session_folder(), xla=True, **brief(script)) == folder
             (session_folder() / f"{name}.done").touch()
     return folder

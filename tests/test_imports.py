@@ -172,11 +172,11 @@ def interrupted(script, data_dir, error, step, monkeypatch, **settings):
 def test_what_is_raised_inside_main_leaves_a_run_that_resumes(script, error, tmp_path, monkeypatch):
     """In the same process: the folder's lock is released, and nothing is in the way."""
     step = 230 if script == "sac_torch" else 130  # which has 100 steps of testing after 100
-    caught = interrupted(script, tmp_path, error, step, monkeypatch, **brief(script))
+    caught = interrupted(script, tmp_path, error, step, monkeypatch, xla=True, **brief(script))
     assert caught is error
     note = "stopped after 1 epoch; to resume: main(Args(..., resume=True))"
     assert error.__notes__[-1:] == [note]
-    folder = train(script, tmp_path, resume=True, **brief(script))
+    folder = train(script, tmp_path, xla=True, resume=True, **brief(script))
     assert_same(folder, trained(script))
 
 

@@ -117,8 +117,8 @@ def test_killed_and_resumed_on_two_ranks(script, kills, tmp_path):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_one_epoch_and_one_more_are_two(script, tmp_path):
-    train(script, tmp_path, **brief(script, epochs=1))
-    folder = train(script, tmp_path, resume=True, **brief(script))
+    train(script, tmp_path, xla=True, **brief(script, epochs=1))
+    folder = train(script, tmp_path, xla=True, resume=True, **brief(script))
     assert_same(folder, trained(script))
 
 

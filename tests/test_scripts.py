@@ -136,7 +136,7 @@ def test_the_saved_model_is_that_of_the_last_checkpoint(script):
 @pytest.mark.parametrize("script", ["ppo_torch", "sac_torch", "ppo_tf1"])
 def test_models_are_saved_every_so_many_epochs_and_at_the_end(script, tmp_path):
     settings = brief(script, epochs=3, save_freq=2, keep_models=True)
-    folder = train(script, tmp_path, **settings)
+    folder = train(script, tmp_path, xla=True, **settings)
     last = params_of(folder)
     name = "model_{}.pt" if script in TORCH else "tf1_save_{}"
     found = [epoch for epoch in range(5) if (folder / name.format(epoch)).exists()]
