@@ -15,6 +15,33 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box
 
+WAITS = {"skew": 0.0, "exchange": 0.0}  # seconds of this window
+
+
+def time_waits():
+    """Time how long reductions wait for slower ranks, and how long the reductions themselves take.
+
+    A barrier before each reduction tells the two apart. It takes time itself: measure no speed.
+    """
+    from common import mpi
+
+    mpi_op = mpi.mpi_op
+
+    def timed(x, op):
+        start = time.perf_counter()
+        mpi.comm().Barrier()
+        all_there = time.perf_counter()
+        result = mpi_op(x, op)
+        WAITS["skew"] += all_there - start
+        WAITS["exchange"] += time.perf_counter() - all_there
+        return result
+
+    mpi.mpi_op = timed
+
+
+if "TIME_WAITS" in os.environ:
+    time_waits()
+
 
 class Paced(gym.Wrapper):
     """Connects to speed.py at its first step, so test environments, never stepped, do not."""
@@ -34,8 +61,10 @@ class Paced(gym.Wrapper):
         if self.connection is None:
             self.connection = Client(os.environ["PACE"])
         else:
-            self.connection.send((self.start, end, np.array(self.actions), resident_bytes()))
+            actions, waits = np.array(self.actions), dict(WAITS)
+            self.connection.send((self.start, end, actions, resident_bytes(), waits))
         self.left, self.actions = self.connection.recv(), []
+        WAITS.update(skew=0.0, exchange=0.0)
         self.start = time.perf_counter()
 
 

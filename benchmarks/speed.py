@@ -28,8 +28,8 @@ How the work is matched:
   schedule: ours make 50 updates after every 50 steps, the others one after each step. "sbx 50" is
   SBX with our bursts, which it compiles into one loop.
 - The limit on-policy is env.step alone, with the actions that the torch script took; off-policy, it
-  adds the matrix products of the updates, forward and backward, by torch.mm into preallocated
-  memory.
+  adds the matrix products of the updates, forward and backward, computed by torch, NumPy or XLA:
+  by the one that is fastest on this machine, which the row names.
 """
 
 import json
@@ -80,7 +80,7 @@ class Program:
     A single process is pinned to one core, so that only one of its threads runs at a time.
     """
 
-    def __init__(self, *argv, ranks=1, core=-1):
+    def __init__(self, *argv, ranks=1, core=-1, **env):
         path = os.path.join(tempfile.mkdtemp(), "pace")
         server = socket.socket(socket.AF_UNIX)
         server.bind(path)
@@ -92,7 +92,7 @@ class Program:
         self.start = time.perf_counter()
         self.process = subprocess.Popen(
             [*launcher, sys.executable, *self.argv],
-            env={**one_thread(), "PACE": path, "PYTHONPATH": str(HERE)},
+            env={**one_thread(), "PACE": path, "PYTHONPATH": str(HERE), **env},
             stdout=subprocess.DEVNULL,
             stderr=self.errors,
             start_new_session=True,
@@ -114,7 +114,7 @@ class Program:
     def report(self):
         """Wait for the window to end; return when it began and ended, over all ranks."""
         try:
-            starts, ends, actions, memory = zip(*(c.recv() for c in self.connections))
+            starts, ends, actions, memory, self.waits = zip(*(c.recv() for c in self.connections))
         except EOFError:
             self.fail()
         self.actions, self.memory = actions[0], sum(memory)
@@ -148,7 +148,7 @@ def hold_on(core):
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[core]})
 
 
-def script(algo, framework, env_id, ranks=1, core=-1, **settings):
+def script(algo, framework, env_id, ranks=1, core=-1, env=(), **settings):
     """Start one of our scripts as a user would; settings are its flags."""
     defaults = {"env_id": f"paced:Paced{env_id}", "epochs": 1_000_000}
     defaults["data_dir"] = tempfile.mkdtemp()
@@ -160,7 +160,8 @@ def script(algo, framework, env_id, ranks=1, core=-1, **settings):
     flags = []
     for key, value in {**defaults, **settings}.items():
         flags += [f"--{key.replace('_', '-')}", *(value if isinstance(value, tuple) else [value])]
-    return Program(HERE.parent / f"{algo}_{framework}.py", *flags, ranks=ranks, core=core)
+    path = HERE.parent / f"{algo}_{framework}.py"
+    return Program(path, *flags, ranks=ranks, core=core, **dict(env))
 
 
 def peer(package, algo, env_id, **settings):
@@ -255,7 +256,8 @@ def off_policy(args) -> Iterator[dict]:
             contenders["limit"] = limit("Hopper-v4", algo, batch_size, *hidden_sizes)
             best = best_rates(contenders, window, warm_up, args.off_policy_rounds)
             columns = ["torch", "tf1", "sb3", "sbx", "sbx 50", "limit"]
-            yield {"": f"{algo.upper()}, batch {batch_size}", **compared(best, columns)}
+            row = {"": f"{algo.upper()}, batch {batch_size}", **compared(best, columns)}
+            yield {**row, "limit by": contenders["limit"].actions}
 
 
 def ranks(args) -> Iterator[dict]:
@@ -263,7 +265,8 @@ def ranks(args) -> Iterator[dict]:
 
     "2 apart" is two independent one-rank runs at the same time, each on its own core: the most that
     two ranks could reach on this machine. In PPO, ranks share an epoch of 4000 steps; in SAC, each
-    rank makes as many updates as steps.
+    rank makes as many updates as steps. "skew" is the share of its time that one of two ranks waits
+    for the other to reach a reduction; "exchange" is the share that the reductions themselves take.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     for algo in ("ppo", "sac"):
@@ -284,7 +287,22 @@ def ranks(args) -> Iterator[dict]:
             one, *others = best
             row = {name: f"{rate:,.0f}" for name, rate in best.items()}
             row |= {f"{name} / {one}": f"{best[name] / best[one]:.2f}" for name in others}
-            yield {"": f"{algo.upper()}, {framework}", **row}
+            timed = script(algo, framework, "Hopper-v4", 2, env={"TIME_WAITS": "1"}, **settings)
+            yield {"": f"{algo.upper()}, {framework}", **row, **waits(timed, window, warm_up)}
+
+
+def waits(program, window, warm_up, rounds=5):
+    """Return the shares of a job's time that its ranks wait, by kind of wait."""
+    total, waited = 0.0, {"skew": 0.0, "exchange": 0.0}
+    for i in range(warm_up + rounds):
+        program.go(window // program.ranks)
+        start, end = program.report()
+        if i >= warm_up:
+            total += (end - start) * program.ranks
+            for kind in waited:
+                waited[kind] += sum(rank[kind] for rank in program.waits)
+    program.stop()
+    return {kind: f"{seconds / total:.0%}" for kind, seconds in waited.items()}
 
 
 def start_up(args) -> Iterator[dict]:
