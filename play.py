@@ -49,7 +49,7 @@ Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 class Args:
     folder: Folder  # a run's folder, or a folder of runs, at any depth
     episodes: PositiveInt = 10  # episodes per run
-    stochastic: bool = False  # sample actions as in training; otherwise take the most likely ones
+    stochastic: bool = False  # sample actions as in training; otherwise the policy's mean or mode
     seed: NonNegativeInt = SEED  # episode i starts from seed + i; training uses other seeds
     max_ep_len: PositiveInt | None = None  # maximum episode length; None: as in training
     env_id: str | None = None  # another environment with the same spaces; None: as in training

@@ -184,7 +184,7 @@ def train(args, run):
     local_steps = args.steps_per_epoch // num_procs()
     if args.start_steps >= args.epochs * args.steps_per_epoch:
         warn(f"{flag('start_steps')} covers the whole run: all actions are random")
-    if args.autotune and args.alpha == 0:
+    if args.autotune and np.float32(args.alpha) == 0:
         raise SidespinError("autotune learns log(alpha), so alpha cannot start at 0")
 
     # All randomness: one generator per rank, and one for the weights, the same on all ranks
@@ -199,7 +199,7 @@ def train(args, run):
     q1_targ = QFunction("q1_targ", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     q2_targ = QFunction("q2_targ", obs_dim, env.action_space, args.hidden_sizes, weights_rng)
     params, targets = q1.params + q2.params, q1_targ.params + q2_targ.params
-    log_alpha = tf.get_variable("log_alpha", initializer=np.log(np.float32(args.alpha)))
+    log_alpha = tf.get_variable("log_alpha", initializer=tf.log(float(args.alpha)))
     pi_optimizer = MpiAdamOptimizer(pi.net.params, args.lr)
     q_optimizer = MpiAdamOptimizer(q1.params + q2.params, args.lr)
     alpha_optimizer = MpiAdamOptimizer([log_alpha], args.lr)

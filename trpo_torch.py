@@ -67,7 +67,7 @@ class Args:
     damping_coeff: NonNegative = 0.1  # added to the diagonal of H
     cg_iters: PositiveInt = 10  # conjugate gradient iterations
     backtrack_iters: PositiveInt = 10  # maximum number of steps that the line search tries
-    backtrack_coeff: Positive = 0.8  # the line search shortens the step by this factor each time
+    backtrack_coeff: Fraction = 0.8  # the line search shortens the step by this factor each time
 
 
 def mlp(sizes, rng):

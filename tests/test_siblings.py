@@ -10,7 +10,7 @@ FAMILIES = [ON_POLICY, OFF_POLICY]
 # What differs in shared sections because the algorithms do: SAC's check of alpha, TD3's numbered
 # updates, and how an action is drawn.
 OWN = [
-    (r"    if args.autotune and args.alpha == 0:\n.*\n", ""),
+    (r"    if args.autotune and np.float32\(args.alpha\) == 0:\n.*\n", ""),
     (
         r"for n in range\(steps - args.update_every, steps\):.*",
         "for _ in range(args.update_every):",
