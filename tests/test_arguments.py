@@ -128,6 +128,7 @@ WRONG = {
     "--lr -1": "--lr must be a number of at least 0, got -1.0",
     "--alpha inf": "--alpha must be a number of at least 0, got inf",
     "--autotune --alpha 0": "alpha",
+    "--autotune --alpha 1e-50": "alpha",
     "--exp-name a/b": "--exp-name must be a plain name, not a path, got 'a/b'",
     "--exp-name ..": "--exp-name must be a plain name, not a path, got '..'",
     "--data-dir /proc/nowhere": "cannot write to /proc/nowhere",

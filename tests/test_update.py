@@ -5,7 +5,16 @@ import importlib.util
 import numpy as np
 import pytest
 import scipy.stats
-from helpers import OFF_POLICY_SCRIPTS, ON_POLICY_SCRIPTS, ROOT, TF1, relative_distance
+from helpers import (
+    OFF_POLICY_SCRIPTS,
+    ON_POLICY_SCRIPTS,
+    ROOT,
+    TF1,
+    brief,
+    progress,
+    relative_distance,
+    train,
+)
 from record import checkpoint, flat, kept_model, record, recorded
 
 LOW, HIGH = np.array([-1, 0.5]), np.array([3, 0.75])  # of the actions of envs:Mixed-v0
@@ -329,6 +338,14 @@ def test_autotune_moves_alpha_by_its_gradient(script):
     gradient = -np.mean(logp - 2)
     np.testing.assert_allclose(alphas[0], 0.3, rtol=1e-6)
     np.testing.assert_allclose(np.log(alphas[1] / 0.3), -1e-3 * np.sign(gradient), rtol=1e-3)
+
+
+@pytest.mark.parametrize("script", ["sac_torch", "sac_tf1"])
+def test_an_alpha_of_zero_is_no_reward_for_entropy(script, tmp_path, recwarn):
+    table = progress(train(script, tmp_path, **brief(script, alpha=0.0)))
+    assert (table["Alpha"] == 0).all()
+    assert np.isfinite(table["LossQ"]).all()
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
 
 
 @pytest.mark.parametrize("script", ["td3_torch", "td3_tf1"])
