@@ -69,10 +69,9 @@ def mpi_avg_grads(optimizer):
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     flat = torch.cat([mine, *(grad.flatten() for grad in grads)])
     flat = torch.as_tensor(mpi_avg(flat.numpy()))
-    for p, any_rank, grad in zip(
-        params, flat, flat[len(params) :].split([p.numel() for p in params])
-    ):
-        p.grad = grad.view_as(p) if any_rank else None
+    any_rank, *grads = flat.split([len(params), *(p.numel() for p in params)])
+    for p, has_grad, grad in zip(params, any_rank.tolist(), grads):
+        p.grad = grad.view_as(p) if has_grad else None
 
 
 def save_model(run, module, epoch):
