@@ -155,11 +155,9 @@ def test_lines_stand_next_to_what_they_correspond_to(monkeypatch):
         assert [j for _, j in pairs if j is not None] == list(range(len(right)))
         same = sum(None not in pair and left[pair[0]] == right[pair[1]] for pair in pairs)
         assert same > 0.5 * len(left)
-    lines = (
-        ["a = 1", "loss = torch.mean(x)", "b = 2"],
-        ["a = 1", "new()", "loss = tf.mean(x)", "b = 2"],
-    )
-    assert align(*lines) == [(0, 0), (None, 1), (1, 2), (2, 3)]
+    left = ["a = 1", "loss = torch.mean(x)", "b = 2"]
+    right = ["a = 1", "new()", "loss = tf.mean(x)", "b = 2"]
+    assert align(left, right) == [(0, 0), (None, 1), (1, 2), (2, 3)]
 
 
 def test_the_reader_has_all_scripts(site):
