@@ -106,10 +106,13 @@ def test_formulas_are_rendered(site, pages):
 
 
 def copy_of_project(folder):
-    for name in ("docs", "examples"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("_build"))
-    for script in SCRIPTS:
-        shutil.copy(ROOT / f"{script}.py", folder)
+    """Copy what the pages show; what they only link to is linked."""
+    for path in ROOT.iterdir():
+        if path.suffix == ".py":
+            shutil.copy(path, folder)
+        elif path.name != "docs":
+            (folder / path.name).symlink_to(path)
+    shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("_build"))
 
 
 @pytest.mark.parametrize(

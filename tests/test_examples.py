@@ -34,7 +34,7 @@ def test_twins_begin_alike(name, capsys):
 def test_it_learns_cartpole(name):
     history = train(name, "torch", epochs=25, steps_per_epoch=2000, seed=1)
     assert history[0] < 40
-    assert np.mean(history[-3:]) > 80
+    assert np.mean(history[-3:]) > 60
 
 
 def test_reward_to_go():
