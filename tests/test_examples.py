@@ -18,6 +18,17 @@ def train(name, framework, **settings):
     return module.main(module.Args(**settings))
 
 
+@pytest.mark.parametrize("framework", ["torch", "tf1"])
+def test_siblings_differ_only_in_the_idea(framework):
+    simple, rtg, baseline = (
+        (ROOT / "examples" / f"{name}_{framework}.py").read_text().split('"""\n', 2)[-1]
+        for name in NAMES
+    )
+    changed = [x for x in simple.splitlines() if x not in rtg.splitlines()]
+    assert [x.strip() for x in changed] == ["weights = [returns[-1]] * len(episode)"]
+    assert len([x for x in rtg.splitlines() if x not in baseline.splitlines()]) <= 8
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_twins_begin_alike(name, capsys):
     """And then Adam, whose epsilon TensorFlow adds elsewhere, and rounding separate them."""
