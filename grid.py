@@ -22,7 +22,7 @@ letters of a flag, and puts the flag into the name even if it has only one value
     python grid.py ppo_torch --seed 0 1 --cpu 4 --workers 2
         two runs at once, on four ranks each
     mpirun -hosts a,b -np 3 python grid.py ppo_torch ...
-        on machines that share a disk; works with srun, too.
+        on machines that share a disk; or srun --mpi=pmi2.
         The first process hands out the runs to the others.
     Ctrl-C stops all runs; repeat the command to resume.
     Each run's output is in its folder, in log.txt.
@@ -31,6 +31,8 @@ letters of a flag, and puts the flag into the name even if it has only one value
 import collections
 import concurrent.futures
 import contextlib
+import ctypes
+import fcntl
 import heapq
 import importlib.util
 import itertools
@@ -65,7 +67,9 @@ HERE = Path(__file__).parent
 # Variables that launchers set for their ranks. A run must not see them: it would take itself for a
 # rank of the grid's job, and its own mpirun would spread its ranks over all machines of that job.
 LAUNCHER_VARIABLES = "PMI HYDI_ MPI_LOCAL OMPI_COMM_ OMPI_MCA_ PRTE_ MV2_COMM_ SLURM_".split()
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 PATIENCE = 10  # seconds between asking a run to end and killing it
+LOCKED = 30  # seconds that a run of a killed grid may take to end, on a host that was cut off
 LOG_LINES = 10  # of a failed run's log to show
 STATES = ["running", "failed", "stopped", "waiting", "done", "finished before"]
 CHECK_ENVS = """
@@ -327,13 +331,15 @@ stop = Stop()
 
 def do_run(command, log):
     """Do one run, in a thread or on another machine; return its exit code, or None if skipped."""
+    wait_for_lock(log.with_name("progress.txt"))
     if stop.signal:
         return None
     log.parent.mkdir(parents=True, exist_ok=True)
     options = dict(stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=environment())
-    with open(log, "ab") as output:  # own session: no Ctrl-C from the terminal
-        command = [sys.executable, *command]
-        process = subprocess.Popen(command, stdout=output, start_new_session=True, **options)
+    options |= dict(start_new_session=True)  # no Ctrl-C from the terminal
+    with open(log, "ab") as output:
+        command, end = [sys.executable, *command], end_with(os.getpid())
+        process = subprocess.Popen(command, stdout=output, preexec_fn=end, **options)
     asked = False
     while process.poll() is None:
         time.sleep(0.1)
@@ -343,6 +349,27 @@ def do_run(command, log):
         if stop.signal and time.time() > stop.deadline:
             process.kill()
     return process.returncode
+
+
+def end_with(parent):
+    """Return what lets a new process end when its parent does, even if that is killed; on Linux."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def in_child():
+        if prctl and prctl(PR_SET_PDEATHSIG, signal.SIGTERM) == 0 and os.getppid() != parent:
+            os._exit(1)  # the parent has just ended
+
+    return in_child
+
+
+def wait_for_lock(table):
+    """Wait for a process of a killed grid to end and give up its run; others may keep theirs."""
+    deadline = time.time() + LOCKED
+    with contextlib.suppress(OSError), open(table, "rb+") as file:  # NFS locks no read-only files
+        while time.time() < deadline and not stop.signal:
+            with contextlib.suppress(BlockingIOError):
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing it unlocks it
+            time.sleep(0.1)
 
 
 def supervise(runs, pool, workers):

@@ -29,6 +29,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 import numpy as np
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # must be set before TensorFlow is imported
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else it depends on the CPU, with a message
 import tensorflow.compat.v1 as tf
 
 from common.args import Fraction, NonNegative, NonNegativeInt, PositiveInt

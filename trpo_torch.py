@@ -39,7 +39,7 @@ from common.launch import launch
 from common.logger import EpochLogger
 from common.mpi import mpi_avg, mpi_statistics_scalar, num_procs, proc_id
 from common.run import Run
-from common.torch_utils import Adam, State, Tanh, mpi_avg_grads, save_model, sync_params
+from common.torch_utils import Adam, Normalizer, State, Tanh, mpi_avg_grads, save_model, sync_params
 
 
 @dataclass
@@ -59,9 +59,11 @@ class Args:
     resume: bool = False  # continue the existing run, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace the existing run
     keep_models: bool = False  # keep every saved model, for play.py --itr
+    norm: bool = False  # normalise observations and returns by their running mean and std
     lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
-    train_v_iters: NonNegativeInt = 80  # gradient steps on the value function per epoch
+    train_v_iters: NonNegativeInt = 80  # passes over the epoch's steps to train the value function
+    batch_size: PositiveInt | None = None  # steps per gradient step on V, over all ranks; None: all
     algo: Literal["trpo", "npg"] = "trpo"  # npg takes the full step, without the line search
     delta: Positive = 0.01  # limit on the mean KL(pi_old || pi)
     damping_coeff: NonNegative = 0.1  # added to the diagonal of H
@@ -93,10 +95,11 @@ class CategoricalPolicy(nn.Module):
 
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
         super().__init__()
+        self.obs = Normalizer(obs_dim)  # changes nothing without --norm
         self.net = mlp([obs_dim, *hidden_sizes, act_dim], rng)
 
     def dist(self, o):
-        return (self.net(o),)  # logits [B, n]
+        return (self.net(self.obs(o)),)  # logits [B, n]
 
     def logp(self, dist, a):
         return torch.log_softmax(dist[0], 1).gather(1, a[:, None]).squeeze(1)  # [B]
@@ -111,7 +114,8 @@ class CategoricalPolicy(nn.Module):
 
     @staticmethod
     def dist_numpy(params, o):
-        return (mlp_numpy(params, o),)
+        mean, std, _, *layers = params
+        return (mlp_numpy(layers, (o - mean) / std),)
 
     @classmethod
     def act(cls, params, o, rng=None):
@@ -127,10 +131,11 @@ class GaussianPolicy(nn.Module):
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
         super().__init__()
         self.log_std = nn.Parameter(torch.full((act_dim,), -0.5))
+        self.obs = Normalizer(obs_dim)  # changes nothing without --norm
         self.net = mlp([obs_dim, *hidden_sizes, act_dim], rng)
 
     def dist(self, o):
-        return self.net(o), self.log_std  # mean [B, n], log of the standard deviation [n]
+        return self.net(self.obs(o)), self.log_std  # mean [B, n], log of the standard deviation [n]
 
     def logp(self, dist, a):
         mu, log_std = dist
@@ -150,8 +155,8 @@ class GaussianPolicy(nn.Module):
 
     @staticmethod
     def dist_numpy(params, o):
-        log_std, *layers = params
-        return mlp_numpy(layers, o), log_std
+        log_std, mean, std, _, *layers = params
+        return mlp_numpy(layers, (o - mean) / std), log_std
 
     @classmethod
     def act(cls, params, o, rng=None):
@@ -166,10 +171,12 @@ class ValueFunction(nn.Module):
 
     def __init__(self, obs_dim, hidden_sizes, rng):
         super().__init__()
+        self.obs, self.returns = Normalizer(obs_dim), Normalizer()
         self.net = mlp([obs_dim, *hidden_sizes, 1], rng)
 
     def forward(self, o):
-        return self.net(o).squeeze(1)  # [B]: a [B, 1] minus a [B] is a [B, B]
+        v = self.net(self.obs(o)).squeeze(1)  # [B]: a [B, 1] minus a [B] is a [B, B]
+        return self.returns.mean + self.returns.std * v
 
 
 def flat_grad(f, params, **kwargs):
@@ -238,12 +245,21 @@ class GAEBuffer:
         self.ptr, self.paths = 0, []
         return self.o, self.a, ((adv - mean) / (std + 1e-8)).astype(np.float32), ret, values
 
+    def minibatches(self, passes, batch_size, rng):
+        """Return the steps of each minibatch, one row each; every pass has a new random order."""
+        steps, n = len(self.r), len(self.r) // batch_size
+        order = np.tile(np.arange(steps), (passes, 1))
+        if batch_size < steps:
+            rng.permuted(order, axis=1, out=order)
+        return order[:, : n * batch_size].reshape(passes * n, batch_size)
+
 
 def train(args, run):
     # Set-up
     torch.set_num_threads(args.threads)
     env = make_env(args.env_id, args.max_ep_len)
     local_steps = args.steps_per_epoch // num_procs()
+    local_batch = np.clip((args.batch_size or args.steps_per_epoch) // num_procs(), 1, local_steps)
 
     # All randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
@@ -272,6 +288,10 @@ def train(args, run):
 
     def compute_loss_v(o, ret):
         return ((v(o) - ret) ** 2).mean()
+
+    def take(b, *xs):
+        """Return the steps b of each tensor; without --batch-size, that is all of them."""
+        return xs if local_batch == local_steps else [x[torch.as_tensor(b)] for x in xs]
 
     @torch.no_grad()
     def value(o):
@@ -315,9 +335,12 @@ def train(args, run):
             set_params(params, old_params)
             j, loss_pi, kl = args.backtrack_iters, loss_pi_old, 0.0
 
-        for _ in range(args.train_v_iters):
+        if args.norm:  # from now on, V's units are those of all epochs so far
+            v.obs.update(o)
+            v.returns.update(ret)
+        for b in buf.minibatches(args.train_v_iters, local_batch, rng):
             v_optimizer.zero_grad()
-            compute_loss_v(o, ret).backward()
+            compute_loss_v(*take(b, o, ret)).backward()
             mpi_avg_grads(v_optimizer)
             v_optimizer.step()
 
@@ -327,6 +350,8 @@ def train(args, run):
         logger.store(LossPi=loss_pi_old, DeltaLossPi=loss_pi_old - loss_pi)
         logger.store(LossV=loss_v_old, DeltaLossV=loss_v_old - loss_v)
         logger.store(BacktrackIters=j)
+        if args.norm:  # pi's only now: up to here it had to be the policy that acted
+            pi.obs.update(o)
 
     # Act in NumPy, on arrays that share memory with the policy's parameters
     def get_pi_params():

@@ -25,6 +25,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # must be set before TensorFlow is imported
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else it depends on the CPU, with a message
 import tensorflow.compat.v1 as tf
 
 from common.args import Fraction, NonNegative, NonNegativeInt, PositiveInt
@@ -35,7 +36,15 @@ from common.launch import launch
 from common.logger import EpochLogger
 from common.mpi import mpi_statistics_scalar, num_procs, proc_id
 from common.run import Run
-from common.tf1_utils import Model, MpiAdamOptimizer, State, compiled, make_session, save_model
+from common.tf1_utils import (
+    Model,
+    MpiAdamOptimizer,
+    Normalizer,
+    State,
+    compiled,
+    make_session,
+    save_model,
+)
 
 
 @dataclass
@@ -55,10 +64,12 @@ class Args:
     resume: bool = False  # continue the existing run, bit for bit, from its last checkpoint
     overwrite: bool = False  # replace the existing run
     keep_models: bool = False  # keep every saved model, for play.py --itr
+    norm: bool = False  # normalise observations and returns by their running mean and std
     lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
     pi_lr: NonNegative = 3e-4  # learning rate of the policy
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
-    train_v_iters: NonNegativeInt = 80  # gradient steps on the value function per epoch
+    train_v_iters: NonNegativeInt = 80  # passes over the epoch's steps to train the value function
+    batch_size: PositiveInt | None = None  # steps per gradient step on V, over all ranks; None: all
 
 
 class MLP:
@@ -90,11 +101,13 @@ class CategoricalPolicy:
     """pi(a|o) over discrete actions: the softmax of an MLP."""
 
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
+        self.obs = Normalizer("pi/obs", obs_dim)  # changes nothing without --norm
         self.net = MLP("pi", [obs_dim, *hidden_sizes, act_dim], rng)
         self.params = self.net.params
+        self.state = [*self.obs.state, *self.params]
 
     def dist(self, o):
-        return (self.net(o),)  # logits [B, n]
+        return (self.net(self.obs(o)),)  # logits [B, n]
 
     def logp(self, dist, a):
         return tf.gather(tf.nn.log_softmax(dist[0]), a, batch_dims=1)  # [B]
@@ -105,7 +118,8 @@ class CategoricalPolicy:
 
     @staticmethod
     def dist_numpy(params, o):
-        return (mlp_numpy(params, o),)
+        mean, std, _, *layers = params
+        return (mlp_numpy(layers, (o - mean) / std),)
 
     @classmethod
     def act(cls, params, o, rng=None):
@@ -121,11 +135,13 @@ class GaussianPolicy:
     def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
         init = np.full(act_dim, -0.5, np.float32)
         self.log_std = tf.get_variable("pi/log_std", initializer=init)
+        self.obs = Normalizer("pi/obs", obs_dim)  # changes nothing without --norm
         self.net = MLP("pi", [obs_dim, *hidden_sizes, act_dim], rng)
         self.params = [self.log_std, *self.net.params]
+        self.state = [self.log_std, *self.obs.state, *self.net.params]
 
     def dist(self, o):
-        return self.net(o), self.log_std  # mean [B, n], log of the standard deviation [n]
+        return self.net(self.obs(o)), self.log_std  # mean [B, n], log of the standard deviation [n]
 
     def logp(self, dist, a):
         mu, log_std = dist
@@ -139,8 +155,8 @@ class GaussianPolicy:
 
     @staticmethod
     def dist_numpy(params, o):
-        log_std, *layers = params
-        return mlp_numpy(layers, o), log_std
+        log_std, mean, std, _, *layers = params
+        return mlp_numpy(layers, (o - mean) / std), log_std
 
     @classmethod
     def act(cls, params, o, rng=None):
@@ -154,11 +170,13 @@ class ValueFunction:
     """V(o): the expected discounted return from o on."""
 
     def __init__(self, obs_dim, hidden_sizes, rng):
+        self.obs, self.returns = Normalizer("v/obs", obs_dim), Normalizer("v/returns")
         self.net = MLP("v", [obs_dim, *hidden_sizes, 1], rng)
         self.params = self.net.params
 
     def __call__(self, o):
-        return tf.squeeze(self.net(o), 1)  # [B]: a [B, 1] minus a [B] is a [B, B]
+        v = tf.squeeze(self.net(self.obs(o)), 1)  # [B]: a [B, 1] minus a [B] is a [B, B]
+        return self.returns.mean + self.returns.std * v
 
 
 class GAEBuffer:
@@ -198,11 +216,20 @@ class GAEBuffer:
         self.ptr, self.paths = 0, []
         return self.o, self.a, ((adv - mean) / (std + 1e-8)).astype(np.float32), ret, values
 
+    def minibatches(self, passes, batch_size, rng):
+        """Return the steps of each minibatch, one row each; every pass has a new random order."""
+        steps, n = len(self.r), len(self.r) // batch_size
+        order = np.tile(np.arange(steps), (passes, 1))
+        if batch_size < steps:
+            rng.permuted(order, axis=1, out=order)
+        return order[:, : n * batch_size].reshape(passes * n, batch_size)
+
 
 def train(args, run):
     # Set-up
     env = make_env(args.env_id, args.max_ep_len)
     local_steps = args.steps_per_epoch // num_procs()
+    local_batch = np.clip((args.batch_size or args.steps_per_epoch) // num_procs(), 1, local_steps)
 
     # All randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])
@@ -231,23 +258,32 @@ def train(args, run):
     def compute_loss_v(o, ret):
         return tf.reduce_mean((v(o) - ret) ** 2)
 
+    def take(b, *xs):
+        """Return the steps b of each tensor; without --batch-size, that is all of them."""
+        return xs if local_batch == local_steps else [tf.gather(x, b) for x in xs]
+
     # Update: runs as one graph
     @compiled
-    def update(o, a, adv, ret):
+    def update(o, a, adv, ret, v_batches):
         logp_old = tf.stop_gradient(pi.logp(pi.dist(o), a))
         loss_v_old = compute_loss_v(o, ret)
 
         loss_pi_old, info_old = compute_loss_pi(o, a, adv, logp_old)
         pi_optimizer.minimize(loss_pi_old)
 
-        for _ in tf.range(args.train_v_iters):
-            v_optimizer.minimize(compute_loss_v(o, ret))
+        if args.norm:  # from now on, V's units are those of all epochs so far
+            v.obs.update(o)
+            v.returns.update(ret)
+        for b in v_batches:
+            v_optimizer.minimize(compute_loss_v(*take(b, o, ret)))
 
         loss_pi, info = compute_loss_pi(o, a, adv, logp_old)
         loss_v = compute_loss_v(o, ret)
         stats = {"Entropy": info_old["ent"], "KL": info["kl"]}
         stats |= {"LossPi": loss_pi_old, "DeltaLossPi": loss_pi_old - loss_pi}
         stats |= {"LossV": loss_v_old, "DeltaLossV": loss_v_old - loss_v}
+        if args.norm:  # pi's only now: up to here it had to be the policy that acted
+            pi.obs.update(o)
         return stats
 
     # Session: placeholders for one epoch's batch, and what is computed from them
@@ -259,11 +295,13 @@ def train(args, run):
     outputs = {"pi": mode, "v": v(o), "logp": pi.logp(dist, a)}
     model = Model(sess, {"x": o, "a": a}, outputs)
     value = sess.make_callable(outputs["v"], [o])
-    run_update = sess.make_callable(update(o, a, adv, ret), [o, a, adv, ret])
+    v_batches = tf.placeholder(tf.int64, [None, local_batch])
+    batch = [o, a, adv, ret, v_batches]
+    run_update = sess.make_callable(update(*batch), batch)
 
     # Act in NumPy, on a copy of the policy's parameters
     def get_pi_params():
-        return sess.run(pi.params)
+        return sess.run(pi.state)
 
     # The NumPy policy must be the same function as the network
     low, high = (None, None) if discrete else (env.action_space.low, env.action_space.high)
@@ -295,6 +333,7 @@ def train(args, run):
             logger.progress(epoch, t, local_steps)
 
         *batch, values = buf.get(value)
+        batch.append(buf.minibatches(args.train_v_iters, local_batch, rng))
         logger.store(VVals=values, **run_update(*batch))
         pi_params = get_pi_params()
 

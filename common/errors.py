@@ -1,11 +1,13 @@
 """Messages for the user: one exception type for every mistake, and warnings printed once."""
 
+import shlex
 import sys
 from pathlib import Path
 
 from common.mpi import proc_id
 
 command_line = False  # set by launch(): messages then name flags, not Python arguments
+launcher = []  # set by launch(): the command that started several ranks, such as mpirun -np 4
 
 
 class SidespinError(Exception):
@@ -23,6 +25,14 @@ class SidespinError(Exception):
 def flag(name):
     """Spell an argument as the user does: --clip-ratio on the command line, else clip_ratio."""
     return f"--{name.replace('_', '-')}" if command_line else name
+
+
+def resume_command():
+    """Return the command that resumes this program's run, or the call if it began in Python."""
+    if not command_line:
+        return "main(Args(..., resume=True))"
+    own = [word for word in sys.argv if word not in ("--resume", "--overwrite")]
+    return shlex.join([*launcher, "python", *own, "--resume"])
 
 
 def plural(n, noun):

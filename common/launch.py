@@ -5,10 +5,13 @@ None of this happens when a script is imported: a notebook calls main(Args(...))
 
 import contextlib
 import difflib
+import itertools
 import os
+import platform
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -17,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from common import errors
+from common import errors, guard
 from common.args import mismatch
-from common.errors import SidespinError, print_line
-from common.mpi import comm, num_procs, proc_id
+from common.errors import SidespinError, print_line, resume_command
+from common.mpi import comm, hosts, num_procs, proc_id
 
 # Variables that launchers set for their processes: the number of ranks, and this one's rank
 LAUNCHERS = {
@@ -48,14 +51,18 @@ def launch(main, args_class):
     end, error = None, None
     try:
         remove_stale_segments()
+        watch = guard.start() if is_job() else None
         check_launcher()
         end = End()
         args = parse_args(args_class, sys.modules[main.__module__].__doc__)
         start_ranks(getattr(args, "cpu", 1))
+        errors.launcher = launcher_command(getattr(args, "cpu", 1))
+        resume = resume_command() if hasattr(args, "resume") else "repeat the command"
+        end.watch(watch, resume)
         main(args)
     except BaseException as caught:
         error = caught
-    (end or End()).of_all_ranks(error)
+    (end or End(error)).of_all_ranks(error)
 
 
 def _interrupt(number, frame):
@@ -114,10 +121,13 @@ def remove_stale_segments():
     """Remove shared memory that killed MPI jobs left behind; a container has little of it.
 
     MPICH opens a segment by name only while a job starts: an old one that nobody maps is unused.
+    Under srun, the name comes from the numbers of job and step, so a requeued job would open its
+    own old segments and fail.
     """
+    age = 2 if "SLURM_STEP_ID" in os.environ else 600
     with contextlib.suppress(OSError):
         segments = Path("/dev/shm").glob("mpich_shm_*")
-        old = [path for path in segments if time.time() - path.stat().st_mtime > 600]
+        old = [path for path in segments if time.time() - path.stat().st_mtime > age]
         maps = []
         for path in Path("/proc").glob("[0-9]*/maps") if old else []:
             with contextlib.suppress(OSError):  # the process just ended, or is another user's
@@ -125,13 +135,6 @@ def remove_stale_segments():
         for path in old:
             if not any(str(path) in text for text in maps):
                 path.unlink()
-
-
-def remove_own_segments():
-    with contextlib.suppress(OSError):
-        maps = Path("/proc/self/maps").read_text()
-        for path in set(re.findall(r"/dev/shm/mpich_shm_\w+", maps)):
-            os.unlink(path)
 
 
 def is_job():
@@ -150,32 +153,90 @@ def start_ranks(n):
     mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
     if mpirun is None:
         raise SidespinError("--cpu needs mpirun: install the packages in requirements.txt")
-    os.execv(mpirun, [mpirun, "-np", str(n), sys.executable, *sys.argv])
+    # Inside a Slurm step, mpirun would wait for a step of its own until this one ends: stay here
+    here = "-hosts localhost -launcher fork".split() if "SLURM_STEP_ID" in os.environ else []
+    os.execv(mpirun, [mpirun, *here, "-np", str(n), sys.executable, *sys.argv])
+
+
+def suit_launcher():
+    """Prepare MPICH for launchers other than its own, before MPI starts."""
+    if "PMIX_RANK" in os.environ and "PMI_FD" not in os.environ:
+        code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+        words = [sys.executable, "-c", f"{code} print(MPI.Get_library_version())"]
+        library = subprocess.run(words, capture_output=True, text=True).stdout
+        if "MPICH" in library and "pmix" not in library:  # it would abort, even on one rank
+            for key in [key for key in os.environ if key.startswith("PMIX_")]:
+                del os.environ[key]
+    if by_srun() and Path(sys.prefix, "lib", "libmpi.so").exists():  # the MPICH of requirements.txt
+        # srun cuts off what is longer than 1024 characters: UCX's addresses may be, OFI's are not
+        os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
+
+
+def by_srun():
+    """Tell whether srun started this process as a rank, and not as a process of mpirun."""
+    return {"SLURM_STEP_ID", "PMI_FD"} <= set(os.environ) and "PMI_HOSTNAME" not in os.environ
+
+
+def launcher_command(cpu):
+    """Return the words that start this many ranks on the same hosts; none if --cpu does."""
+    ranks = num_procs() if is_job() else 1
+    if ranks == 1:
+        return []
+    if by_srun():
+        return ["srun", "--mpi=pmi2", f"--ntasks={ranks}"]
+    named = {guard.launcher_host(guard.launcher_pid()), *hosts()}
+    allocated = "SLURM_JOB_ID" in os.environ  # then mpirun asks Slurm for the hosts
+    if len(named) > 1 and None not in named and not allocated:
+        return ["mpirun", "-hosts", placement(hosts()), "-np", str(ranks)]
+    return ["mpirun", "-np", str(ranks)] if ranks != cpu else []
+
+
+def placement(names):
+    """Write the hosts of all ranks as mpirun's -hosts, a list that it repeats until all have one.
+
+    Ranks on other hosts add their gradients in another order, and the last digits would differ.
+    """
+    n = next(n for n in range(1, len(names) + 1) if all(map(str.__eq__, names, names[n:])))
+    counted = [(name, len(list(group))) for name, group in itertools.groupby(names[:n])]
+    return ",".join(f"{name}:{count}" if count > 1 else name for name, count in counted)
 
 
 def check_launcher():
     """Stop if the launcher belongs to another MPI: each process would think it is the only one."""
+    suit_launcher()
     for size, rank in LAUNCHERS.items():
         started = os.environ.get(size, "1")
         if started != "1" and num_procs() == 1:
             if os.environ.get(rank, "0") != "0":
-                raise SystemExit(2)  # rank 0 reports it for all
+                time.sleep(1)  # rank 0 reports it for all, but some launchers then end it, too
+                raise SystemExit(2)
             from mpi4py import MPI
 
             library = " ".join(MPI.Get_library_version().split("\n")[0].split())
             raise SidespinError(
                 f"{started} processes were started, but each thinks it is the only one: the "
-                f"launcher does not belong to this Python's MPI, {library}"
+                f"launcher does not belong to this Python's MPI, {library}; use the mpirun that "
+                "was installed with it, or srun --mpi=pmi2"
             )
 
 
 class End:
     """Ends the program on all ranks together, with one message and one exit code."""
 
-    def __init__(self):
-        ranks = num_procs() if is_job() else 1
+    def __init__(self, error=None):
+        ranks = num_procs() if is_job() and not isinstance(error, ImportError) else 1
         self.comm = comm().Dup() if ranks > 1 else None  # a copy: ranks may be stuck in comm()
         self.codes = np.full(ranks, -1, np.int32)
+        self.guard = None
+
+    def watch(self, process, resume):
+        """Have all ranks end if one of them, the launcher or a host is gone: see guard.py."""
+        if self.comm is not None:
+            self.guard = guard.connect(process, self.comm, hosts(), resume)
+
+    def tell_guard(self, word):
+        with contextlib.suppress(OSError, AttributeError):  # it is gone, or there is none
+            self.guard.sendall(word)
 
     def of_all_ranks(self, error):
         """Print why the program ends, and end it."""
@@ -185,11 +246,12 @@ class End:
         elif self.meet(code):
             if proc_id() == np.argmax(self.codes != 0):  # the first rank that failed, if any
                 say_why(error)
+            self.tell_guard(b"done")
         else:
+            self.tell_guard(b"over")
             say_why(error or SystemExit(0), alone=True)
             time.sleep(1)  # for the launcher to pass on the output: Abort kills it, too
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide what MPI would print
-            remove_own_segments()  # Abort leaves them behind
             comm().Abort(code or 1)
         try:
             if isinstance(error, Interrupted):  # end now, even if nobody reads what was printed
@@ -235,6 +297,9 @@ def say_why(error, alone=False):
         print_line(f"interrupted{where}{resume}")
     elif isinstance(error, SidespinError):
         print_line(f"error: {f'stopped{where}: ' if where else ''}{error}{resume}")
+    elif isinstance(error, ModuleNotFoundError) and error.name in ("mpi4py", "tyro"):
+        lacks = f"{platform.node()} lacks the package {error.name}"
+        print_line(f"error: {lacks}: install the packages in requirements.txt")
     elif error is not None and is_memory_error(error):
         print_line(f"error: not enough memory: {error}")
     elif isinstance(error, SystemExit):

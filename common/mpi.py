@@ -4,6 +4,7 @@ A single process needs no launcher. MPI starts at the first call, not on import.
 """
 
 import functools
+import os
 import warnings
 
 import numpy as np
@@ -26,6 +27,14 @@ def proc_id():
 def num_procs():
     """Return the number of ranks."""
     return comm().Get_size()
+
+
+@functools.cache
+def hosts():
+    """Return the host of each rank, as the launcher names it; all ranks make the first call."""
+    from mpi4py import MPI
+
+    return comm().allgather(os.environ.get("PMI_HOSTNAME") or MPI.Get_processor_name())
 
 
 def broadcast(x, root=0):

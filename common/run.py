@@ -18,15 +18,16 @@ import json
 import os
 import platform
 import re
+import secrets
 import shlex
 import shutil
 import sys
+import time
 from pathlib import Path
 
-from common import errors
 from common.args import check_args
-from common.errors import SidespinError, flag, plural, warn
-from common.mpi import comm, first_problem, num_procs, proc_id
+from common.errors import SidespinError, flag, plural, resume_command, warn
+from common.mpi import comm, first_problem, hosts, num_procs, proc_id
 
 try:
     import fcntl
@@ -69,7 +70,14 @@ class Run:
             problem = str(error)
         problem = first_problem(problem)
         if not problem:
+            self.mark = self.folder / comm().bcast(f"mark.{secrets.token_hex(8)}")
             problem, self.resumes = comm().bcast(self._open() if proc_id() == 0 else None)
+        if not problem and num_procs() > 1:
+            problem = first_problem(self._not_shared())
+            if proc_id() == 0:
+                self.mark.unlink(missing_ok=True)
+                if problem and self.is_new:
+                    self._remove_empty()
         if problem:
             self._close()
             raise SidespinError(problem)
@@ -85,7 +93,7 @@ class Run:
                 self.say(f"done after {plural(self.epochs_done, 'epoch')}{self._what_next()}")
         if error and self.epochs_done is not None:
             error.where = f"after {plural(self.epochs_done, 'epoch')}"
-            error.resume = self.resume_command()
+            error.resume = resume_command()
             if not isinstance(error, SidespinError):
                 error.add_note(f"stopped {error.where}; to resume: {error.resume}")
 
@@ -108,6 +116,8 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.table = open(self.folder / "progress.txt", "ab+", buffering=0)
             _lock(self.table)
+            if num_procs() > 1:
+                self.mark.touch()
             if not self.args.resume:
                 self._remove(old)
             if not old or not self.args.resume:
@@ -121,6 +131,16 @@ class Run:
         except OSError as error:
             return f"cannot write to {self.folder}: {error.strerror}", False
         return None, bool(old and self.args.resume)
+
+    def _not_shared(self):
+        """Return what is wrong if this rank does not see the mark of rank 0, or None."""
+        first, own = hosts()[0], hosts()[proc_id()]
+        deadline = time.time() + 5  # a disk on the network may take a while
+        while not self.mark.exists():
+            if time.time() > deadline:
+                where = f"{own} does not see {self.folder.absolute()} of {first}"
+                return f"{where}: choose a {flag('data_dir')} that all hosts share"
+            time.sleep(0.1)
 
     def _close(self):
         if self.table is not None:
@@ -174,14 +194,6 @@ class Run:
             with self.writing():
                 text = json.dumps(config, indent=4) + "\n"
                 write_file(self.folder / "config.json", text.encode())
-
-    def resume_command(self):
-        """Return the command that resumes this run, or the call if it was started from Python."""
-        if not errors.command_line:
-            return "main(Args(..., resume=True))"
-        launcher = ["mpirun", "-np", str(self.ranks)] if self.ranks != self.args.cpu else []
-        own = [word for word in sys.argv if word not in ("--resume", "--overwrite")]
-        return shlex.join([*launcher, "python", *own, "--resume"])
 
     def _what_next(self):
         tools = [name for name in ("play.py", "plot.py") if self.script.with_name(name).exists()]

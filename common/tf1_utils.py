@@ -131,6 +131,34 @@ class MpiAdamOptimizer:
             )
 
 
+class Normalizer:
+    """The running mean and standard deviation of numbers, over all ranks; at first 0 and 1."""
+
+    def __init__(self, name, *shape):
+        zeros, ones = np.zeros(shape, np.float32), np.ones(shape, np.float32)
+        self.mean = tf.get_variable(f"{name}_mean", initializer=zeros)
+        self.std = tf.get_variable(f"{name}_std", initializer=ones)
+        self.batches = tf.get_variable(f"{name}_batches", initializer=0.0)
+        self.state = [self.mean, self.std, self.batches]
+
+    def __call__(self, x):
+        return (x - self.mean) / self.std
+
+    @tf.autograph.experimental.do_not_convert
+    def update(self, x):
+        """Count one more batch [B, ...], of the same size on all ranks and in every epoch."""
+        x = tf.cast(x, tf.float64)
+        mean = mpi_avg(tf.reduce_mean(x, 0))
+        var = mpi_avg(tf.reduce_mean((x - mean) ** 2, 0))
+        share = 1 / tf.cast(self.batches.assign_add(1.0), tf.float64)
+        moved = mean - tf.cast(self.mean, tf.float64)
+        var = (1 - share) * (tf.cast(self.std, tf.float64) ** 2 + share * moved**2) + share * var
+        mean = self.mean.assign_add(tf.cast(share * moved, tf.float32))
+        # A number that never changes has no std: float32 cannot tell less from nothing.
+        std = tf.maximum(tf.cast(tf.sqrt(var), tf.float32), 1e-6 * tf.abs(mean) + 1e-8)
+        self.std.assign(std)
+
+
 class State:
     """All variables of a session's graph, including Adam's, for a checkpoint."""
 

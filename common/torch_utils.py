@@ -74,6 +74,32 @@ def mpi_avg_grads(optimizer):
         p.grad = grad.view_as(p) if has_grad else None
 
 
+class Normalizer(nn.Module):
+    """The running mean and standard deviation of numbers, over all ranks; at first 0 and 1."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x):
+        return (x - self.mean) / self.std
+
+    def update(self, x):
+        """Count one more batch [B, ...], of the same size on all ranks and in every epoch."""
+        x = x.double()
+        mean = torch.as_tensor(mpi_avg(x.mean(0).numpy()))
+        var = torch.as_tensor(mpi_avg(((x - mean) ** 2).mean(0).numpy()))
+        self.batches += 1
+        share = 1 / self.batches.double()
+        moved = mean - self.mean
+        self.mean += share * moved
+        var = (1 - share) * (self.std.double() ** 2 + share * moved**2) + share * var
+        # A number that never changes has no std: float32 cannot tell less from nothing.
+        self.std.copy_(torch.maximum(var.sqrt(), 1e-6 * self.mean.abs() + 1e-8))
+
+
 def save_model(run, module, epoch):
     """Write the state_dict to model.pt, atomically; with --keep-models, keep one per save."""
     if proc_id() == 0:

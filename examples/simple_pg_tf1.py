@@ -15,6 +15,7 @@ import numpy as np
 import tyro
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # must be set before TensorFlow is imported
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else it depends on the CPU, with a message
 import tensorflow.compat.v1 as tf
 
 

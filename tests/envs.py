@@ -2,7 +2,9 @@
 
 import collections
 import functools
+import os
 import sys
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -50,6 +52,25 @@ class InPlace(gym.Env):
     def step(self, a):
         self.state += 1
         return self.state, 0.0, bool(self.state[0] >= 10), False, {}
+
+
+class BadUnits(gym.Wrapper):
+    """CartPole in units that no network likes: far from 0, of very different size."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = Box(-np.inf, np.inf, (4,), np.float32)
+
+    def reset(self, **kwargs):
+        o, info = super().reset(**kwargs)
+        return self.convert(o), info
+
+    def step(self, a):
+        o, r, d, truncated, info = super().step(a)
+        return self.convert(o), 1000 * r, d, truncated, info
+
+    def convert(self, o):
+        return (np.array([300, 1e-3, 1e4, 1e-2]) * o + [500, 0.01, 0, -0.1]).astype(np.float32)
 
 
 class WideObs(Odd):
@@ -175,6 +196,18 @@ class Raises(Odd):
         return super().step(a)
 
 
+class Holds(Odd):
+    """Stops in the third epoch of 50 steps for as long as the file HOLD is there."""
+
+    steps = 0
+
+    def step(self, a):
+        self.steps += 1
+        while self.steps == 110 and os.path.exists(os.environ.get("HOLD", "")):
+            time.sleep(0.05)
+        return super().step(a)
+
+
 class CountsSteps(gym.Wrapper):
     """Pays less the longer it has been in use, over all episodes."""
 
@@ -250,6 +283,7 @@ for name, kwargs in SPACES.items():
 for name, wrappers in WRAPPED.items():
     gym.register(f"{name}-v0", entry_point=functools.partial(pendulum, *wrappers))
 gym.register("InPlace-v0", entry_point=InPlace)
+gym.register("BadUnits-v0", entry_point=BadUnits)
 gym.register("WideObs-v0", entry_point=WideObs)
 gym.register("Mixed-v0", entry_point=Mixed)
 gym.register("NanReward-v0", entry_point=NanReward)
@@ -261,3 +295,4 @@ gym.register("HugeReward-v0", entry_point=HugeReward)
 gym.register("MissingOnOne-v0", entry_point=MissingOnOne)
 gym.register("Raises-v0", entry_point=Raises)
 gym.register("Faulty-v0", entry_point=Faulty)
+gym.register("Holds-v0", entry_point=Holds)

@@ -5,6 +5,7 @@ import fcntl
 import functools
 import importlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ OFF_POLICY_SCRIPTS = [
 ]
 MPIRUN = str(Path(sys.executable).parent / "mpirun")
 TIMES = ["Time", "StepsPerSec"]  # columns that no two runs share
+# Saved beside the weights, but not trained: bounds of actions, running statistics
+STATISTICS = re.compile(r"(center|half_range|(obs|returns)[._](mean|std|batches))$")
 
 
 def start(*command, timeout=300, **how):
@@ -198,9 +201,10 @@ def params_of(folder):
 
 
 def layer(name):
-    """Order pi/center, pi/half_range, pi/log_std, pi/w0, pi/b0, pi/w1, ... as torch does."""
+    """Order pi/log_std, pi/obs_mean, ..., pi/w0, pi/b0, pi/w1, ... as torch does."""
     leaf, first = name.split("/")[1], ["center", "half_range", "log_std"]
-    return (first.index(leaf), 0) if leaf in first else (3 + int(leaf[1:]), leaf[0] == "b")
+    first += [f"{x}_{y}" for x in ("obs", "returns") for y in ("mean", "std", "batches")]
+    return (first.index(leaf), 0) if leaf in first else (len(first) + int(leaf[1:]), leaf[0] == "b")
 
 
 def relative_distance(x, y):

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from helpers import ROOT, scratch, start
+from helpers import ROOT, STATISTICS, scratch, start
 
 from common.checkpoint import unpack
 from common.mpi import comm, proc_id
@@ -36,6 +36,7 @@ def record(script, data_dir, module=None, plain=False, join=(), **settings):
 
     batches  what the buffer gave for each update
     rngs     off-policy: copies of the generator right after that, to draw the same noise again
+    rows     on-policy: the steps in each minibatch, one array per call of minibatches()
     calls    what went to the logger, one dictionary per call
     logged   the same numbers by name, in order
     buffer   the buffer
@@ -46,7 +47,7 @@ def record(script, data_dir, module=None, plain=False, join=(), **settings):
     """
     module = module or importlib.import_module(script)
     args = module.Args(data_dir=str(data_dir), **settings)
-    kept = SimpleNamespace(args=args, batches=[], rngs=[], calls=[], logged={})
+    kept = SimpleNamespace(args=args, batches=[], rngs=[], rows=[], calls=[], logged={})
     on_policy = hasattr(module, "GAEBuffer")
     owner, name = (module.GAEBuffer, "get") if on_policy else (module.ReplayBuffer, "sample_batch")
     sample, store = getattr(owner, name), module.EpochLogger.store
@@ -62,6 +63,10 @@ def record(script, data_dir, module=None, plain=False, join=(), **settings):
         kept.buffer = self
         return batch
 
+    def split_and_keep(self, *args):
+        kept.rows.append(split(self, *args))
+        return kept.rows[-1]
+
     def store_and_keep(self, **numbers):
         store(self, **numbers)
         kept.calls.append({key: self.stored[key][-1].astype(float) for key in numbers})
@@ -70,6 +75,9 @@ def record(script, data_dir, module=None, plain=False, join=(), **settings):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, sample_and_keep)
+        if on_policy:
+            split = module.GAEBuffer.minibatches
+            patch.setattr(module.GAEBuffer, "minibatches", split_and_keep)
         patch.setattr(module.EpochLogger, "store", store_and_keep)
         if plain:
             patch.setattr("common.tf1_utils.num_procs", lambda: 2)
@@ -117,14 +125,17 @@ def load(file):
 def checkpoint(folder, epoch, rank=0):
     """Return a rank's part of a checkpoint.
 
-    nets  arrays by network, layer by layer: pi, v, q1, q2, targ.pi, targ.q1, targ.q2, log_alpha
-    adam  by name (pi, v, q, alpha): t, and the moments m and v as flat vectors
+    nets   arrays by network, layer by layer: pi, v, q1, q2, targ.pi, targ.q1, targ.q2, log_alpha
+    adam   by name (pi, v, q, alpha): t, and the moments m and v as flat vectors
+    units  running statistics by name: pi.obs.mean, v.returns.std, ...
     """
     path = Path(folder) / "checkpoint" / f"epoch{epoch}.rank{rank}.npz"
     with np.load(path) as arrays:
         state = unpack(dict(arrays))["state"]
     script = json.loads((Path(folder) / "config.json").read_text())["script"]
     names = ADAMS[script.split("_")[0]].split()
+    named = state if isinstance(state, dict) else state[0]
+    units = {re.sub("[/_]", ".", name): x for name, x in named.items() if STATISTICS.search(name)}
     if isinstance(state, dict):  # TF1: variables by name; those of Adam have none of their own
         nets, adam = by_network(state), []
         for x in (x for name, x in state.items() if name.startswith("Variable")):
@@ -146,7 +157,7 @@ def checkpoint(folder, epoch, rank=0):
         name: SimpleNamespace(t=int(t), m=flat(m), v=flat(v))
         for name, (t, m, v) in zip(names, adam, strict=True)
     }
-    return SimpleNamespace(nets=nets, adam=adam)
+    return SimpleNamespace(nets=nets, adam=adam, units=units)
 
 
 def kept_model(folder, epoch):
@@ -167,7 +178,7 @@ def by_network(arrays):
         of_net = re.match(r"(targ\.)?(pi|v|q1|q2)(_targ)?[./]", name)
         if name.startswith("log_alpha"):
             nets["log_alpha"] = [x]
-        elif of_net and not name.endswith(("center", "half_range")):
+        elif of_net and not STATISTICS.search(name):
             target = "targ." if of_net[1] or of_net[3] else ""
             nets.setdefault(target + of_net[2], []).append(x)
     return nets

@@ -281,7 +281,9 @@ def test_a_launcher_of_another_mpi_is_noticed(size, tmp_path, monkeypatch):
 
 
 def test_a_launcher_of_another_mpi_is_one_line(tmp_path):
+    """With all that Open MPI sets: MPICH itself aborts at the sight of PMIx."""
     foreign = {**os.environ, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
+    foreign |= {"PMIX_RANK": "0", "PMIX_NAMESPACE": "1"}
     words = ["ppo_torch.py", "--data-dir", tmp_path / "x"]
     process = popen(*words, warm=True, env=foreign)
     _, shown = process.communicate(timeout=60)

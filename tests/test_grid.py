@@ -16,9 +16,22 @@ import threading
 import time
 from pathlib import Path
 
+import hosts
 import pandas as pd
 import pytest
-from helpers import ROOT, TIMES, files_in, popen, progress, refusal, start, train
+from helpers import (
+    MPIRUN,
+    ROOT,
+    TIMES,
+    as_flags,
+    assert_same,
+    files_in,
+    popen,
+    progress,
+    refusal,
+    start,
+    train,
+)
 
 import grid
 import vpg_torch
@@ -442,14 +455,13 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     log = first / "log.txt"
     process, terminal = start_on_terminal(command)
     wait_until(lambda: epochs(first) >= 4)
-    for pid in sorted(processes(tmp_path / "a")):  # the grid, then its run
-        os.kill(pid, signal.SIGKILL)
+    process.kill()  # and its run ends, too
     assert process.wait() == -signal.SIGKILL
-    wait_until(lambda: not processes(tmp_path / "a"))
     os.close(terminal)
 
     process, terminal = start_on_terminal(command)
-    wait_until(lambda: epochs(first) >= 8)
+    wait_until(lambda: "resuming after" in log.read_text() and epochs(first) >= 8)
+    assert log.read_text().count("interrupted after") == 1
     shown = ""
     while not re.search(r"_s0: running, epoch \d+/25, return \d.*, 0:\d\d:\d\d left", shown):
         shown += os.read(terminal, 10**6).decode()
@@ -461,7 +473,7 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     assert re.search(r"_s0: stopped, epoch \d+/25, return .*\r\n", shown)
     assert "2 runs: 1 stopped, 1 waiting\r\n" in shown
     assert "grid.py: interrupted; to resume: repeat the command" in shown
-    assert log.read_text().count("interrupted after") == 1
+    assert log.read_text().count("interrupted after") == 2
     os.close(terminal)
 
     done = epochs(first)
@@ -470,7 +482,7 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     os.close(terminal)
     assert process.wait(30) == -signal.SIGHUP
     assert not processes(tmp_path / "a")
-    assert log.read_text().count("interrupted after") == 2
+    assert log.read_text().count("interrupted after") == 3
     assert epochs(first) < 25, "it was stopped half-way"
     assert not second.exists()
 
@@ -499,6 +511,85 @@ def test_a_signal_to_an_mpi_job_stops_its_runs(tmp_path):
     assert (first / "log.txt").read_text().count("interrupted after") == 1
     assert json.loads((first / "config.json").read_text())["ranks"] == 2
     assert not (tmp_path / SINGLE / f"{SINGLE}_s1").exists()
+
+
+ENDLESS = dict(env_id="CartPole-v1", steps_per_epoch=200, hidden_sizes=(8,), train_v_iters=2)
+ENDLESS |= dict(save_freq=3, epochs=10**6)
+
+
+def endless(data_dir, epochs=ENDLESS["epochs"]):
+    """Return the command of a grid of two runs that only end if they are stopped."""
+    flags = as_flags(**{**ENDLESS, "data_dir": data_dir, "epochs": epochs})
+    return ["grid.py", "vpg_torch", *flags, "--seed", "0", "1"]
+
+
+def test_a_lost_worker_or_launcher_ends_the_grid_and_all_runs(tmp_path):
+    """The same command then does what is left, each run once."""
+    folders = [tmp_path / SINGLE / f"{SINGLE}_s{seed}" for seed in (0, 1)]
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = [0, 0]
+    for lost in ("worker", "launcher"):
+        process = popen(*endless(tmp_path), ranks=3, **quiet)
+        wait_until(lambda n=done: all(epochs(f) >= k + 4 for f, k in zip(folders, n)))
+        workers = {parent(pid) for pid in processes(tmp_path)} & {*processes(tmp_path)}
+        os.kill(min(workers - {process.pid}) if lost == "worker" else process.pid, signal.SIGKILL)
+        assert process.wait(30) != 0
+        wait_until(lambda: not processes(tmp_path), 30)
+        done = [*map(epochs, folders)]
+    result = start(*endless(tmp_path, max(done) + 1), ranks=3, warm=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("2 runs: 2 done\n")
+    unbroken = train("vpg_torch", tmp_path / "b", **ENDLESS | dict(epochs=max(done) + 1))
+    assert_same(folders[0], unbroken)
+    for folder in folders:
+        shown = (folder / "log.txt").read_text()
+        assert [shown.count(x) for x in ("resuming after", "another process")] == [2, 0]
+
+
+@pytest.mark.skipif(bool(hosts.missing()), reason=str(hosts.missing()))
+def test_a_lost_host_ends_the_grid_and_all_runs(tmp_path):
+    """Within half a minute, on both sides of the cable; the same command then continues."""
+    env = {**os.environ, "PATH": f"{Path(MPIRUN).parent}:{os.environ['PATH']}"}
+    with hosts.Switch("nodea", "nodeb") as (a, b):
+        at_rest = {**a.processes(), **b.processes()}
+        command = ["mpirun", "-hosts", "nodea,nodeb", "-np", "3", "python"]
+        with open(tmp_path / "shown", "wb") as shown:
+            process = a.popen(*command, *endless(tmp_path), env=env, stdout=shown, stderr=shown)
+        folders = [tmp_path / SINGLE / f"{SINGLE}_s{seed}" for seed in (0, 1)]
+        wait_until(lambda: all((folder / "model.pt").exists() for folder in folders))
+        b.connect(False)
+        assert process.wait(60) != 0
+        wait_until(lambda: {**a.processes(), **b.processes()}.keys() <= at_rest.keys(), 30)
+        sentence = r"grid.py: error: .*node[ab].*; to resume: repeat the command"
+        assert re.search(sentence, (tmp_path / "shown").read_text())
+        b.connect()
+        command += endless(tmp_path, max(map(epochs, folders)) + 1)
+        assert a.run(*command, env=env, stdout=subprocess.DEVNULL).returncode == 0
+    for folder in folders:
+        assert (folder / "log.txt").read_text().count("resuming after") == 1
+
+
+def parent(pid):
+    """Return the id of a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_run_waits_for_its_predecessor_to_end(tmp_path, monkeypatch):
+    """But not for longer than one may take whose grid was killed."""
+    table = tmp_path / "progress.txt"
+    with open(table, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        threading.Timer(0.5, file.close).start()
+        began = time.time()
+        grid.wait_for_lock(table)
+        assert 0.4 < time.time() - began < 5
+    monkeypatch.setattr(grid, "LOCKED", 0.5)
+    with open(table, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        began = time.time()
+        grid.wait_for_lock(table)
+        assert 0.4 < time.time() - began < 5
+    grid.wait_for_lock(tmp_path / "none")
 
 
 def test_a_run_that_does_not_end_is_killed(tmp_path, monkeypatch):

@@ -93,7 +93,8 @@ with open({out!r}, "w") as file:
 FIRST = {  # what a framework does to a process when it is imported is not ours
     "neither": "",
     "torch": "import torch, torch.nn.functional",
-    "tensorflow": "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'\nimport tensorflow.compat.v1",
+    "tensorflow": "os.environ |= {'TF_CPP_MIN_LOG_LEVEL': '2', 'TF_ENABLE_ONEDNN_OPTS': '0'}\n"
+    "import tensorflow.compat.v1",
 }
 
 

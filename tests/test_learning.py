@@ -30,6 +30,14 @@ def test_a_continuous_task(script, tmp_path):
     assert found[-3:].mean() > 60
 
 
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
+def test_badly_scaled_numbers_need_the_normaliser(script, tmp_path):
+    """CartPole again, with observations and rewards from 1e-4 to 1e4."""
+    cartpole = dict(env_id="envs:BadUnits-v0", max_ep_len=500)
+    assert returns(script, tmp_path / "as it is", **cartpole)[-3:].mean() < 60_000
+    assert returns(script, tmp_path / "normalised", **cartpole, norm=True)[-3:].mean() > 120_000
+
+
 @pytest.mark.parametrize("script", OFF_POLICY_SCRIPTS)
 def test_pendulum(script, tmp_path):
     settings = dict(env_id="Pendulum-v1", gamma=0.9, polyak=0.98, epochs=3, steps_per_epoch=1000)

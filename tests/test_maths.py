@@ -241,13 +241,19 @@ def test_sampled_actions_follow_the_policy(algo):
     rng = np.random.default_rng(6)
     o, zeros = np.zeros(1, np.float32), np.zeros((3, 1), np.float32)
     act, logits = module.CategoricalPolicy.act, np.array([0.0, 1.0, 2.0], np.float32)
-    counts = np.bincount([act([zeros, logits], o, rng) for _ in range(20000)])
+    as_it_is = [
+        np.zeros(1, np.float32),
+        np.ones(1, np.float32),
+        0,
+    ]  # observations: their mean, std and number of batches
+    params = [*as_it_is, zeros, logits]
+    counts = np.bincount([act(params, o, rng) for _ in range(20000)])
     p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum()
     assert scipy.stats.chisquare(counts, 20000 * p).pvalue > 1e-3
-    assert act([zeros, logits], o) == 2
+    assert act(params, o) == 2
 
     mu, log_std = np.array([1.0, -2.0], np.float32), np.array([0.5, -1.0], np.float32)
-    act, params = module.GaussianPolicy.act, [log_std, zeros[:2], mu]
+    act, params = module.GaussianPolicy.act, [log_std, *as_it_is, zeros[:2], mu]
     a = np.array([act(params, o, rng) for _ in range(20000)])
     z = (a - mu) / np.exp(log_std)
     assert scipy.stats.kstest(z.ravel(), "norm").pvalue > 1e-3

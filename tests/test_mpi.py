@@ -28,7 +28,7 @@ def assert_one_policy(run):
 
 @pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
 def test_two_ranks_are_one_with_twice_the_data(script, tmp_path):
-    settings = dict(env_id="Hopper-v4", epochs=1, steps_per_epoch=1000, train_v_iters=1)
+    settings = dict(env_id="Hopper-v4", epochs=1, steps_per_epoch=1000, train_v_iters=1, norm=True)
     settings |= dict(train_pi_iters=1) if "ppo" in script else {}
     mine, other = record_apart(script, ranks=2, **settings)
     assert not np.array_equal(mine.batches[0][0], other.batches[0][0]), "the same observations"
@@ -47,6 +47,8 @@ def test_two_ranks_are_one_with_twice_the_data(script, tmp_path):
     np.testing.assert_allclose(a["KL"], b["KL"], rtol=1e-3)
     for net, params in one_rank.nets.items():
         assert relative_distance(two_ranks.nets[net], params) < 1e-5
+    for name, x in one_rank.units.items():
+        np.testing.assert_allclose(two_ranks.units[name], x, rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("script", OFF_POLICY_SCRIPTS)

@@ -1,5 +1,6 @@
 """Killed at any instant and resumed, a run ends as if nothing had happened; or it says why not."""
 
+import contextlib
 import fcntl
 import importlib
 import itertools
@@ -35,7 +36,7 @@ from common.errors import SidespinError
 
 # Twelve epochs of about a tenth of a second; the replay buffer of off-policy scripts wraps.
 SHORT = dict(env_id="Hopper-v4", epochs=12, steps_per_epoch=120, hidden_sizes=(8,))
-SHORT_ON_POLICY = dict(train_v_iters=4)
+SHORT_ON_POLICY = dict(train_v_iters=4, norm=True, batch_size=40)
 SHORT_OFF_POLICY = dict(start_steps=120, update_after=120, update_every=40, batch_size=16)
 SHORT_OFF_POLICY |= dict(replay_size=250, num_test_episodes=1)
 
@@ -86,8 +87,9 @@ def run_with_kills(script, settings, data_dir, kills, ranks=1):
                 next(itertools.islice(epochs, rng.randrange(12 // kills), None), None)
             time.sleep(rng.uniform(0, 0.2))
             victim = rng.choice(ranks_of(process, data_dir))
-            hits += process.poll() is None
-            os.kill(victim, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(victim, signal.SIGKILL)
+                hits += process.poll() is None or process.returncode != 0
         began = time.time()
         _, err = process.communicate(timeout=100)
         if process.returncode == 0:

@@ -127,10 +127,10 @@ def test_the_saved_model_is_that_of_the_last_checkpoint(script):
     with np.load(folder / "checkpoint" / "epoch2.rank0.npz") as arrays:
         state = unpack(dict(arrays))["state"]
     networks = state[0] if script in TORCH else {k: v for k, v in state.items() if "/" in k}
-    saved = {net: sorted(map(np.ndarray.tobytes, xs)) for net, xs in params_of(folder).items()}
+    saved = {net: sorted(x.tobytes() for x in xs) for net, xs in params_of(folder).items()}
     for net in saved:
         own = [x for name, x in networks.items() if name.replace("/", ".").startswith(f"{net}.")]
-        assert sorted(map(np.ndarray.tobytes, own)) == saved[net]
+        assert sorted(x.tobytes() for x in own) == saved[net]
 
 
 @pytest.mark.parametrize("script", ["ppo_torch", "sac_torch", "ppo_tf1"])
@@ -149,7 +149,8 @@ def test_models_are_saved_every_so_many_epochs_and_at_the_end(script, tmp_path):
         params.append(params_of(kept))
     for then, now, end in zip(params[0]["pi"], params[1]["pi"], last["pi"]):
         np.testing.assert_array_equal(now, end)
-        assert not np.array_equal(then, now) or now.shape == (1,), "center and half_range stay"
+        moves = np.ptp(now) > 0  # bounds and statistics stay; here, each holds one number
+        assert not np.array_equal(then, now) or not moves
     for then, shorter in zip(params[0]["pi"], params_of(trained(script))["pi"]):
         np.testing.assert_array_equal(then, shorter)
 

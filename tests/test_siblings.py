@@ -7,9 +7,12 @@ import pytest
 from helpers import OFF_POLICY, OFF_POLICY_SCRIPTS, ON_POLICY, ON_POLICY_SCRIPTS, ROOT, SCRIPTS
 
 FAMILIES = [ON_POLICY, OFF_POLICY]
-# What differs in shared sections because the algorithms do: SAC's check of alpha, TD3's numbered
-# updates, and how an action is drawn.
+# What differs in shared sections because the algorithms do: PPO's minibatches for the policy, SAC's
+# check of alpha, TD3's numbered updates, and how an action is drawn.
 OWN = [
+    (r".*buf.minibatches\(args.train_pi_iters, local_batch, rng\)\)\n", ""),
+    (r" *pi_batches = tf.placeholder.*\n", ""),
+    (r"pi_batches, v_batches", "v_batches"),
     (r"    if args.autotune and np.float32\(args.alpha\) == 0:\n.*\n", ""),
     (
         r"for n in range\(steps - args.update_every, steps\):.*",
@@ -149,7 +152,7 @@ def test_the_value_functions_part_on_policy(framework):
         return text[text.index("    def compute_loss_v") :]
 
     def steps(script):
-        loop = r" *for _ in (?:tf\.)?range\(args\.train_v_iters\):\n(?: {12}.*\n)*"
+        loop = r" *if args\.norm:.*\n(?: {12}.*\n)* *for b in .*v_.*:\n(?: {12}.*\n)*"
         (found,) = re.findall(loop, section(script, "Update"))
         return found
 
@@ -170,7 +173,7 @@ def test_the_loop_of_twins(algo):
             r" *for _ in range\(args.update_every\):\n *update\(\)\n",
             r" *update_burst\(\)\n",
             r"        update\(\)\n",
-            r"        \*batch, values = buf.get\(value\)\n.*run_update\(\*batch\)\)\n",
+            r"        \*batch, values = buf.get\(value\)\n(?:.*minibatches.*\n)+.*run_update.*\n",
         ):
             text = re.sub(call, "<update>\n", text)
         assert text.count("<update>") == 1

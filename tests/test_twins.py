@@ -28,7 +28,8 @@ def twins(script, **settings):
         ("vpg", "Hopper-v4", dict(train_v_iters=1)),
         ("ppo", "CartPole-v1", dict(train_v_iters=1)),
         ("ppo", "Hopper-v4", dict(train_pi_iters=1)),
-        ("trpo", "CartPole-v1", dict()),
+        ("ppo", "Hopper-v4", dict(norm=True, batch_size=1000, train_pi_iters=2, train_v_iters=5)),
+        ("trpo", "CartPole-v1", dict(norm=True)),
         # One iteration of conjugate gradient gives a step along the gradient
         ("trpo", "Hopper-v4", dict(algo="npg", cg_iters=1, delta=1.0, train_v_iters=1)),
     ],
@@ -52,6 +53,9 @@ def test_on_policy(script, env_id, settings):
         start = flat(checkpoint(recorded("vpg_torch", **unmoved).folder, 1).nets["pi"])
         g, h = (flat(run.last.nets["pi"]) - start for run in (torch_run, tf1_run))
         assert relative_distance([g], [h]) < 1e-5
+
+    for name, x in torch_run.last.units.items():
+        np.testing.assert_allclose(x, tf1_run.last.units[name], rtol=1e-5, err_msg=name)
 
     np.testing.assert_allclose(a["KL"], b["KL"], rtol=0.05)
     x, y = torch_run.last.nets, tf1_run.last.nets

@@ -89,60 +89,75 @@ class Adam:
         move(nets, names, -self.lr * m / (np.sqrt(v) + 1e-8))
 
 
-def on_policy_update(algo, args, batch, nets, adam):
+def units(args, batches):
+    """Return mean and std of all observations and of all returns, with --norm."""
+    numbers = zip(*((np.float64(batch[0]), np.float64(batch[3])) for batch in batches))
+    return [(x.mean(0), x.std(0)) if args.norm else (0, 1) for x in map(np.concatenate, numbers)]
+
+
+def on_policy_update(algo, args, batches, rows, nets, adam):
     """Move the networks and Adam; return what should be logged. Written down from the papers."""
-    o, a, adv, ret, _ = (np.float64(x) for x in batch)
+    o, a, adv, ret, _ = (np.float64(x) for x in batches[-1])
+    (o_mean, o_std), (ret_mean, ret_std) = units(args, batches[:-1])
+    all_steps = np.arange(len(o))
 
-    def dist(nets):
+    def dist(nets, b=all_steps):
         log_std, *layers = nets["pi"]
-        return mlp(layers, o, np.tanh), log_std
+        return mlp(layers, (o[b] - o_mean) / o_std, np.tanh), log_std
 
-    def log_prob(nets):
-        mu, log_std = dist(nets)
-        return scipy.stats.norm(mu, np.exp(log_std)).logpdf(a).sum(1)
+    def log_prob(nets, b=all_steps):
+        mu, log_std = dist(nets, b)
+        return scipy.stats.norm(mu, np.exp(log_std)).logpdf(a[b]).sum(1)
 
     logp_old, (mu_old, log_std_old) = log_prob(nets), (x.copy() for x in dist(nets))
 
-    def ratio(nets):
-        return np.exp(log_prob(nets) - logp_old)
+    def ratio(nets, b=all_steps):
+        return np.exp(log_prob(nets, b) - logp_old[b])
 
-    def loss_pi(nets):
+    def loss_pi(nets, b=all_steps):
         if algo == "vpg":
             return -np.mean(log_prob(nets) * adv)
         if algo == "trpo":
             return -np.mean(ratio(nets) * adv)
         # The paper's objective: gain nothing beyond 1 + clip where adv > 0, 1 - clip where adv < 0
-        limit = np.where(adv > 0, 1 + args.clip_ratio, 1 - args.clip_ratio)
-        return -np.mean(np.minimum(ratio(nets) * adv, limit * adv))
+        limit = np.where(adv[b] > 0, 1 + args.clip_ratio, 1 - args.clip_ratio)
+        return -np.mean(np.minimum(ratio(nets, b) * adv[b], limit * adv[b]))
 
-    def loss_v(nets):
-        return np.mean((mlp(nets["v"], o, np.tanh)[:, 0] - ret) ** 2)
+    def value(nets, b=all_steps):
+        net = mlp(nets["v"], (o[b] - o_mean) / o_std, np.tanh)[:, 0]
+        return ret_mean + ret_std * net
 
-    def kl(nets):
+    def loss_v(nets, b=all_steps):
+        return np.mean((value(nets, b) - ret[b]) ** 2)
+
+    def kl(nets, b=all_steps):
         if algo != "trpo":
-            return np.mean(logp_old - log_prob(nets))
+            return np.mean(logp_old[b] - log_prob(nets, b))
         mu, log_std = dist(nets)
         variance = np.exp(2 * log_std)
         terms = (np.exp(2 * log_std_old) + (mu_old - mu) ** 2) / (2 * variance) - 0.5
         return np.mean(np.sum(log_std - log_std_old + terms, 1))
 
-    stats = {"VVals": mlp(nets["v"], o, np.tanh)[:, 0]}
+    stats = {"VVals": value(nets)}
     stats |= {"LossPi": loss_pi(nets), "LossV": loss_v(nets)}
     stats["Entropy"] = scipy.stats.norm(mu_old, np.exp(log_std_old)).entropy().sum(1).mean()
     if algo == "vpg":
         adam["pi"].step(loss_pi, nets, ["pi"])
     elif algo == "ppo":
-        for i in range(args.train_pi_iters):
-            if kl(nets) > 1.5 * args.target_kl:
+        n, mean_kl = len(rows[-2]) // args.train_pi_iters, 0.0
+        for i, b in enumerate(rows[-2]):
+            mean_kl += (kl(nets, b) - mean_kl) / n
+            if mean_kl > 1.5 * args.target_kl:
                 break
-            adam["pi"].step(loss_pi, nets, ["pi"])
+            adam["pi"].step(lambda nets, b=b: loss_pi(nets, b), nets, ["pi"])
         outside = np.abs(ratio(nets) - 1) > args.clip_ratio
         stats |= {"StopIter": i, "ClipFrac": np.mean(outside)}
     else:
         stats["BacktrackIters"] = natural_step(args, nets, loss_pi, kl)
     stats |= {"KL": kl(nets), "DeltaLossPi": stats["LossPi"] - loss_pi(nets)}
-    for _ in range(args.train_v_iters):
-        adam["v"].step(loss_v, nets, ["v"])
+    (o_mean, o_std), (ret_mean, ret_std) = units(args, batches)  # V is fitted in the new units
+    for b in rows[-1]:
+        adam["v"].step(lambda nets, b=b: loss_v(nets, b), nets, ["v"])
     stats["DeltaLossV"] = stats["LossV"] - loss_v(nets)
     return stats
 
@@ -245,7 +260,13 @@ def check_last_update(script, kept):
     lr = {k: args.lr if algo == "sac" else getattr(args, rates[k]) for k in before.adam}
     adam = {name: Adam(state, lr[name]) for name, state in before.adam.items()}
     if script in ON_POLICY_SCRIPTS:
-        stats = on_policy_update(algo, args, kept.batches[-1], nets, adam)
+        stats = on_policy_update(algo, args, kept.batches, kept.rows, nets, adam)
+        (o_mean, o_std), (ret_mean, ret_std) = units(args, kept.batches)
+        found, owners = after.units, ["pi", "v"]
+        expected = {f"{net}.obs.mean": o_mean for net in owners} | {"v.returns.mean": ret_mean}
+        expected |= {f"{net}.obs.std": o_std for net in owners} | {"v.returns.std": ret_std}
+        for name, x in expected.items():
+            np.testing.assert_allclose(found[name], x + 0 * found[name], rtol=1e-5, err_msg=name)
     else:
         stats = off_policy_update(algo, args, kept.batches[-1], kept.rngs[-1], nets, adam)
     for key, expected in stats.items():
@@ -267,6 +288,18 @@ def test_an_update_is_what_numpy_computes(script):
     if script in OFF_POLICY_SCRIPTS:
         d = kept.batches[-1][4]
         assert 0 < d.sum() < len(d), "both kinds of backup"
+    check_last_update(script, kept)
+
+
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
+def test_a_normalised_update_on_minibatches_is_what_numpy_computes(script):
+    kept = recorded(script, **settings(script), norm=True, batch_size=25)
+    for i, rows in enumerate(kept.rows):
+        of_policy = "ppo" in script and i % 2 == 0
+        assert rows.shape == (2 * (10 if of_policy else 3), 25), "two full minibatches per pass"
+        for one_pass in rows.reshape(-1, 50):
+            assert len(set(one_pass)) == 50, "no step twice in a pass"
+        assert len(set(map(tuple, rows))) == len(rows)
     check_last_update(script, kept)
 
 
