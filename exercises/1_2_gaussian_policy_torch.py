@@ -1,0 +1,60 @@
+"""Exercise 1.2: a Gaussian policy that makes PPO learn, in PyTorch.
+
+Write the policy of PPO for continuous actions: a Gaussian whose mean is the output of a network.
+Its standard deviations are parameters of their own, one per action dimension, the same for all
+observations. The script uses it in two ways. The update calls dist, logp and entropy on batches of
+tensors, and differentiates logp. The loop calls act for one observation at a time, in NumPy, which
+is faster; params are then the arrays of state_dict(), in its order.
+
+The check tests each method, then puts your class into ppo_torch.py and trains on
+InvertedPendulum-v4. That takes less than a minute.
+
+Fill the gap, which is the body of the class, then run this file to check it:
+
+    python exercises/1_2_gaussian_policy_torch.py
+"""
+
+import numpy as np
+import torch
+from checks.gaussian_policy import check
+from torch import nn
+
+from ppo_torch import mlp, mlp_numpy  # mlp(sizes, rng), and the same network in NumPy
+
+
+class GaussianPolicy(nn.Module):
+    """pi(a|o) over continuous actions: a Gaussian; mean from an MLP, std independent of o."""
+
+    # ---- your code: from here
+    def __init__(self, obs_dim, act_dim, hidden_sizes, rng):
+        """Make the network, with weights drawn from rng, and log_std [n], which starts at -0.5."""
+        super().__init__()
+        raise NotImplementedError("fill this gap")
+
+    def dist(self, o):
+        """Return mu [B, n] and log_std [n] for observations [B, obs_dim]."""
+        raise NotImplementedError("fill this gap")
+
+    def logp(self, dist, a):
+        """Return log pi(a|o) [B] for actions [B, n]; dist is what dist(o) returned."""
+        raise NotImplementedError("fill this gap")
+
+    def entropy(self, dist):
+        """Return the entropy of pi(.|o) [B]; for a Gaussian it does not depend on the mean."""
+        raise NotImplementedError("fill this gap")
+
+    @staticmethod
+    def dist_numpy(params, o):
+        """Return mu [n] and log_std [n] for one observation [obs_dim], in NumPy."""
+        raise NotImplementedError("fill this gap")
+
+    @classmethod
+    def act(cls, params, o, rng=None):
+        """Draw an action [n] in NumPy, float32; without rng, take the mean."""
+        raise NotImplementedError("fill this gap")
+
+    # ---- to here
+
+
+if __name__ == "__main__":
+    check("torch", GaussianPolicy)

@@ -1,0 +1,34 @@
+"""Exercise 1.5: the log-probability of a squashed Gaussian, in PyTorch.
+
+SAC draws u from a Gaussian and acts with a = tanh(u), which lies between -1 and 1. It needs the
+log-density of a, not of u: where tanh is flat, many u become nearly the same a, so a is denser than
+u. Write the log-density of a = tanh(u), given u.
+
+In float32, tanh(u) is exactly 1 for u > 9, and policies do go there. Your answer must be right for
+such u, too, and so must its gradient. Neither clipping nor adding a small number will do.
+
+Fill the gap, then run this file to check it:
+
+    python exercises/1_5_tanh_gaussian_torch.py
+"""
+
+import numpy as np
+import torch
+from checks.tanh_gaussian import check
+from torch.nn import functional as F
+
+
+def tanh_gaussian_logp(u, mu, log_std):
+    """Return the log-density of a = tanh(u), where u ~ N(mu, std^2), for each row: float32, [B].
+
+    u        [B, n]     what was drawn from the Gaussian, before tanh
+    mu       [B, n]     means of the Gaussian
+    log_std  [B, n]     logarithms of its standard deviations
+    """
+    # ---- your code: from here
+    raise NotImplementedError("fill this gap")
+    # ---- to here
+
+
+if __name__ == "__main__":
+    check("torch", tanh_gaussian_logp)
