@@ -13,7 +13,7 @@ import time
 import warnings
 from multiprocessing.connection import Client
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 import gymnasium as gym
 import numpy as np

@@ -80,13 +80,13 @@ class Program:
     A single process is pinned to one core, so that only one of its threads runs at a time.
     """
 
-    def __init__(self, *argv, ranks=1, core=-1, **env):
+    def __init__(self, *argv, ranks=1, core=-1, launcher=None, **env):
         path = os.path.join(tempfile.mkdtemp(), "pace")
         server = socket.socket(socket.AF_UNIX)
         server.bind(path)
         server.listen()
         server.settimeout(1)
-        launcher = [mpirun(), "-np", str(ranks)] if ranks > 1 else []
+        launcher = launcher or ([mpirun(), "-np", str(ranks)] if ranks > 1 else [])
         self.ranks, self.argv, self.connections = ranks, [*map(str, argv)], []
         self.errors = tempfile.TemporaryFile()
         self.start = time.perf_counter()
@@ -148,7 +148,7 @@ def hold_on(core):
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[core]})
 
 
-def script(algo, framework, env_id, ranks=1, core=-1, env=(), **settings):
+def script(algo, framework, env_id, ranks=1, core=-1, launcher=None, env=(), **settings):
     """Start one of our scripts as a user would; settings are its flags."""
     defaults = {"env_id": f"paced:Paced{env_id}", "epochs": 1_000_000}
     defaults["data_dir"] = tempfile.mkdtemp()
@@ -161,7 +161,7 @@ def script(algo, framework, env_id, ranks=1, core=-1, env=(), **settings):
     for key, value in {**defaults, **settings}.items():
         flags += [f"--{key.replace('_', '-')}", *(value if isinstance(value, tuple) else [value])]
     path = HERE.parent / f"{algo}_{framework}.py"
-    return Program(path, *flags, ranks=ranks, core=core, **dict(env))
+    return Program(path, *flags, ranks=ranks, core=core, launcher=launcher, **dict(env))
 
 
 def peer(package, algo, env_id, **settings):

@@ -3,6 +3,7 @@
 import importlib.metadata
 import re
 
+import pandas as pd
 import pytest
 from helpers import OFF_POLICY, ROOT, start, train
 from torch.utils.flop_counter import FlopCounterMode
@@ -40,3 +41,60 @@ def test_a_part_of_it():
     arrays = 4 * (2 * 11 + 3 + 2)  # bytes of a transition: o and o2, a, r and d
     resident, bytes_of_arrays = re.search(r"\| ours \| (\d+) \| (\d+) \|", run.stdout).groups()
     assert (int(bytes_of_arrays), abs(int(resident) - arrays) < 5) == (arrays, True)
+
+
+def learning(*words):
+    run = start("benchmarks/learning.py", *words)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_learning_runs_and_is_collected(tmp_path):
+    where = "--data-dir", tmp_path / "runs"
+    learning("run", "--parts", "vpg_torch-default", "--seeds", 3, "--epochs", 1, *where)
+    stay = "vpg_torch,default,Hopper-v4,0,4000,12.3,5"  # another machine's
+    (tmp_path / "learning.csv").write_text(
+        f"script,setting,env_id,seed,step,return,seconds\n{stay}\n"
+    )
+    learning("collect", *where, "--results", tmp_path)
+    rows = (tmp_path / "learning.csv").read_text().splitlines()
+    assert stay in rows
+    curves = pd.read_csv(tmp_path / "learning.csv").set_index(["env_id", "seed"])
+    assert set(curves.index) == {(f"{x}-v4", 3) for x in ("HalfCheetah", "Hopper", "Walker2d")} | {
+        ("Hopper-v4", 0)
+    }
+    (table,) = tmp_path.glob("runs/*Hopper*/*_s3/progress.txt")
+    logged = pd.read_csv(table, sep="\t").iloc[-1]
+    point = curves.loc["Hopper-v4", 3]
+    assert (point["step"].item(), point["return"].item()) == (
+        4000,
+        round(logged["AverageEpRet"], 1),
+    )
+    runs = pd.read_csv(tmp_path / "runs.csv")
+    assert list(runs["flags"]) == ["--epochs 250"] * 3
+    assert runs["commit"].str.len().min() > 6
+    assert runs["versions"].str.contains("torch 2").all()
+
+
+def test_learning_tables_are_those_of_the_data(tmp_path):
+    """The last tenth of a run counts; the mean over seeds comes with its interval."""
+    rows = ["script,setting,env_id,seed,step,return,seconds"]
+    for seed, last in enumerate((100, 200, 600)):
+        rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},7,1" for i in range(1, 46)]
+        rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},{last},1" for i in range(46, 51)]
+    (tmp_path / "learning.csv").write_text("\n".join(rows))
+    table = learning("tables", "--results", tmp_path)
+    (row,) = [line for line in table.splitlines() if "`ppo_torch.py`" in line]
+    assert row == "| `ppo_torch.py`, strong | 1,000,000 | - | 300 (100 to 600), 3 seeds | - |"
+    assert "| Tianshou | 1,000,000 | 5,784 | 2,609 | 3,589 |" in table
+    learning("unpack", "--results", tmp_path, "--folder", tmp_path / "runs")
+    shown = start("plot.py", tmp_path / "runs", "--table").stdout
+    assert re.search(r"ppo_torch-strong .* Hopper-v4 .* 300.0 .* 3 \| 1,000,000 \|", shown), shown
+
+
+def test_the_results_page_has_the_tables_of_the_committed_data():
+    page = (ROOT / "docs" / "results.md").read_text()
+    tables = learning("tables")
+    assert tables.count("|") > 20
+    for line in tables.splitlines():
+        assert line in page

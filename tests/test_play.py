@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 from gymnasium.wrappers import ClipAction, NormalizeReward
-from helpers import OFF_POLICY_SCRIPTS, ROOT, SCRIPTS, progress, refusal, start, train
+from helpers import OFF_POLICY_SCRIPTS, ROOT, SCRIPTS, files_in, progress, refusal, start, train
 
 import play
 from common.env import Replayable
@@ -360,3 +360,18 @@ def test_model_files_tell_the_framework(trained, tmp_path):
     place = copy_of(folder, tmp_path / "run", script="ppo_tf1_or_so")
     assert Path(play.TrainedRun(place).path).name == "script.py"
     assert returns(place) == returns(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("ppo_torch_HalfCheetah-v4", 6500),
+        ("ppo_tf1_Walker2d-v4", 3500),
+        ("trpo_tf1_Hopper-v4", 3000),
+    ],
+)
+def test_the_policies_that_come_with_it_walk(name, least):
+    run = start("play.py", f"pretrained/{name}", "--episodes", 2)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert float(run.stdout.splitlines()[-1].split()[3]) > least
+    assert sum(len(x) for x in files_in(ROOT / "pretrained").values()) < 2_000_000

@@ -1,0 +1,325 @@
+"""Learning curves of all scripts: train, collect, tabulate, draw.
+
+learning.csv holds the results, runs.csv where each run comes from: settings, commit, machine, date
+and versions. `collect` adds to both and leaves nothing out: every run that was started is there, as
+far as it got. Runs that another machine has added stay.
+
+    python benchmarks/learning.py run
+        train everything, part by part; repeat it to resume
+    python benchmarks/learning.py run --parts ppo_torch-strong --seeds 0 1
+        train a part, and only two of its seeds
+    python benchmarks/learning.py collect
+        add what the runs have logged to the data
+    python benchmarks/learning.py tables
+        print the tables of docs/results.md
+    python benchmarks/learning.py figures
+        draw the figures of docs/results.md
+    python benchmarks/learning.py unpack --folder FOLDER
+        write the data as folders of runs, for plot.py
+"""
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+import tyro
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+from common.args import NonNegativeInt, PositiveInt  # noqa: E402
+from common.errors import SidespinError, plural  # noqa: E402
+from common.launch import launch  # noqa: E402
+from common.run import find_runs, read_config  # noqa: E402
+from plot import iqm  # noqa: E402
+
+KEY = ["script", "setting", "env_id", "seed"]
+POINTS = 50  # per run; each is the mean over a window of epochs
+TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
+
+# The settings that README recommends
+STRONG = {
+    "vpg": "--norm --steps-per-epoch 2000 --epochs 500 --lam 0.95 --batch-size 64"
+    " --train-v-iters 10 --vf-lr 1e-4",
+    "ppo": "--norm --steps-per-epoch 2000 --epochs 500 --lam 0.95 --batch-size 64"
+    " --train-v-iters 10 --vf-lr 1e-4 --train-pi-iters 10 --target-kl 1",
+    "trpo": "--norm --steps-per-epoch 2000 --epochs 500 --lam 0.95 --batch-size 64"
+    " --train-v-iters 10 --vf-lr 1e-4",
+    "sac": "--autotune --lr 3e-4 --batch-size 256 --epochs 50",
+}
+
+
+def part(script, setting, flags, seeds):
+    """Return a part's name and the words of its grid, over all tasks."""
+    name = f"{script}-{setting}"
+    return name, [script, "--exp-name", name, *shlex.split(flags)], range(seeds)
+
+
+# On-policy a million steps, off-policy 200,000: extend these with `run --epochs 250`.
+PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], 5) for algo in ("ppo", "trpo", "vpg")]
+PARTS += [part(f"{algo}_torch", "default", "--epochs 250", 5) for algo in ("ppo", "trpo", "vpg")]
+PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], 3) for algo in ("ppo", "trpo", "vpg")]
+PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", 3) for algo in ("ppo", "trpo", "vpg")]
+PARTS += [part(f"{algo}_torch", "default", "--epochs 50", 3) for algo in ("sac", "td3", "ddpg")]
+PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", 1) for algo in ("sac", "td3", "ddpg")]
+PARTS += [part("sac_torch", "strong", STRONG["sac"], 3)]
+
+# Returns after a million steps that others have published, in the order of TASKS
+PUBLISHED = {
+    "vpg": {"Spinning Up": (-49, 391, 293)},
+    "ppo": {
+        "Spinning Up": (1733, 1770, 1211),
+        "CleanRL": (1443, 2383, 2288),
+        "Tianshou": (5784, 2609, 3589),
+    },
+    "trpo": {"Spinning Up": (689, 1161, 549), "Tianshou": (4471, 2046, 3827)},
+    "ddpg": {"Spinning Up": (10117, 1736, None)},
+    "td3": {"Spinning Up": (9755, 2859, None)},
+    "sac": {"Spinning Up": (11460, 3535, None)},
+}
+
+
+@dataclass
+class Args:
+    command: Annotated[
+        Literal["run", "collect", "tables", "figures", "unpack"], tyro.conf.Positional
+    ]
+    parts: tuple[str, ...] = ()  # run: names of parts, such as ppo_torch-strong; none: all
+    seeds: tuple[NonNegativeInt, ...] = ()  # run: only these seeds; none: all of a part
+    epochs: PositiveInt | None = None  # run: train for this many epochs; None: the part's own
+    workers: PositiveInt | None = None  # run: number of parallel runs; None: as many as fit
+    data_dir: str = "runs/learning"  # where the runs are
+    results: str = str(Path(__file__).parent)  # where learning.csv and runs.csv are
+    folder: str = "runs/published"  # unpack: where to write
+
+
+def run(args):
+    """Train, by one grid per part; note on which machine and at which commit."""
+    names = [name for name, _, _ in PARTS]
+    for name in args.parts:
+        if name not in names:
+            raise SidespinError(f"there is no part {name}: choose from {', '.join(names)}")
+    for name, words, seeds in PARTS:
+        if args.parts and name not in args.parts:
+            continue
+        seeds = [seed for seed in seeds if not args.seeds or seed in args.seeds]
+        grid = [sys.executable, ROOT / "grid.py", *words, "--data-dir", args.data_dir]
+        grid += ["--env-id", *TASKS, "--seed", *map(str, seeds)]
+        grid += ["--workers", str(args.workers)] if args.workers else []
+        if args.epochs:
+            grid[grid.index("--epochs") + 1] = str(args.epochs)
+        Path(args.data_dir).mkdir(parents=True, exist_ok=True)
+        with open(Path(args.data_dir) / "origins.jsonl", "a") as file:
+            print(json.dumps({"part": name, **origin()}), file=file)
+        if subprocess.run(grid).returncode:
+            raise SidespinError(f"{name} did not finish: repeat the command to resume", 1)
+
+
+def origin():
+    """Return when, where and from which commit runs are started now."""
+    git = ["git", "-C", ROOT, "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
+    cpu = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+    family = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("cpu fam")]
+    cpu = f"{cpu[0].split(': ')[1]}, family {family[0].split(': ')[1]}" if cpu else ""
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"started": when, "commit": commit, "machine": f"{platform.system()}, {cpu}"}
+
+
+def collect(args):
+    """Add what the runs have logged to the data."""
+    folders = find_runs(args.data_dir)
+    if not folders:
+        raise SidespinError(f"there are no runs in {args.data_dir}")
+    origins = [json.loads(x) for x in open(Path(args.data_dir) / "origins.jsonl")]
+    curves, runs = [], []
+    for folder in folders:
+        config, progress = read_config(folder), read_progress(folder)
+        if progress is None:
+            continue
+        name = folder.parent.name.removesuffix(f"_{config['env_id']}")
+        setting = name.removeprefix(f"{config['script']}-")
+        key = dict(zip(KEY, (config["script"], setting, config["env_id"], config["seed"])))
+        windows = np.array_split(np.arange(len(progress)), min(POINTS, len(progress)))
+        for window in windows:
+            rows = progress.iloc[window]
+            point = {"step": rows["step"].iloc[-1], "return": rows["return"].mean().round(1)}
+            curves.append({**key, **point, "seconds": round(rows["Time"].iloc[-1])})
+        own = [x for x in origins if x["part"] == name]
+        words = next((words for part, words, _ in PARTS if part == name), [name])
+        versions = " ".join(f"{k} {v}" for k, v in config["versions"].items() if v)
+        runs.append({**key, "steps": progress["step"].iloc[-1], "flags": " ".join(words[3:])})
+        runs[-1] |= {k: " | ".join(dict.fromkeys(x[k] for x in own)) for k in ("machine", "commit")}
+        runs[-1] |= {"started": own[0]["started"] if own else "", "versions": versions}
+    for name, new in ("learning.csv", curves), ("runs.csv", runs):
+        file, new = Path(args.results) / name, pd.DataFrame(new)
+        if file.exists():  # keep the runs that are not on this machine
+            old = pd.read_csv(file).set_index(KEY)
+            old = old[~old.index.isin(new.set_index(KEY).index)].reset_index()
+            new = pd.concat([old, new])
+        order = [*KEY, "step"] if "step" in new else KEY
+        new.sort_values(order).to_csv(file, index=False)
+        print(f"{file.name}: {len(new)} rows, {len(new[KEY].drop_duplicates())} runs")
+
+
+def read_progress(folder):
+    """Read a run's table with its columns step and return; None if it has no epoch yet."""
+    try:
+        table = pd.read_csv(folder / "progress.txt", sep="\t")
+    except (OSError, pd.errors.EmptyDataError):
+        return None
+    column = "AverageTestEpRet" if "AverageTestEpRet" in table else "AverageEpRet"
+    return (
+        table.rename(columns={"TotalEnvInteracts": "step", column: "return"})
+        if len(table)
+        else None
+    )
+
+
+def final_returns(curves):
+    """Return the mean over the last tenth of every run, by run."""
+    last = curves.groupby(KEY).tail(max(POINTS // 10, 1))
+    return last.groupby(KEY)["return"].mean()
+
+
+def interval(scores, statistic=np.mean, samples=10_000):
+    """Return a bootstrap 95% confidence interval; scores [tasks, seeds] are drawn task by task."""
+    rng = np.random.default_rng(0)
+    tasks, seeds = scores.shape
+    picks = rng.integers(seeds, size=(samples, tasks, seeds))
+    drawn = np.take_along_axis(scores[None], picks, axis=2).reshape(samples, -1)
+    return np.percentile(statistic(drawn, axis=1), [2.5, 97.5])
+
+
+def tables(args):
+    """Print final returns with their intervals, and what others have published."""
+    curves = pd.read_csv(Path(args.results) / "learning.csv")
+    finals, steps = final_returns(curves), curves.groupby(KEY)["step"].max()
+    settings = list(dict.fromkeys(curves["setting"].sort_values()))
+    for algo, published in PUBLISHED.items():
+        scripts = [f"{algo}_{framework}" for framework in ("torch", "tf1")]
+        rows = [row(script, x, finals, steps) for script in scripts for x in ("default", "strong")]
+        for source, returns in published.items():
+            numbers = ["-" if x is None else f"{x:,}" for x in returns]
+            rows.append([source, "1,000,000", *numbers])
+        print_table(algo.upper(), rows, len(published))
+    scripts = sorted({key[0] for key in finals.index})
+    others = [x for x in settings if x not in ("default", "strong")]
+    print_table("Variations", [row(s, x, finals, steps) for s in scripts for x in others])
+    print_normalised(finals, steps)
+
+
+def row(script, setting, finals, steps):
+    """Return the cells of one script and setting, or None if there is no run of it."""
+    cells, reached = [], []
+    for task in TASKS:
+        key = (script, setting, task)
+        if key not in finals.index.droplevel("seed"):
+            cells.append("-")
+            continue
+        length = steps[key]
+        found = finals[key][length == length.max()].to_numpy()  # shorter runs are not finished
+        low, high = interval(found[None])
+        spread = f" ({low:,.0f} to {high:,.0f})" if len(found) > 2 else ""
+        cells.append(f"{found.mean():,.0f}{spread}, {plural(len(found), 'seed')}")
+        reached.append(length.max())
+    if not reached:
+        return None
+    least, most = f"{min(reached):,}", f"{max(reached):,}"
+    return [f"`{script}.py`, {setting}", least if least == most else f"{least} to {most}", *cells]
+
+
+def print_table(title, rows, references=0):
+    rows = [x for x in rows if x]
+    if len(rows) > references:
+        head = ["", "steps", *(task.removesuffix("-v4") for task in TASKS)]
+        print(f"\n### {title}\n\n{markdown([head, *rows])}")
+
+
+def print_normalised(finals, steps):
+    """Print the interquartile mean over tasks and seeds of returns divided by Tianshou's PPO."""
+    rows = [["", "interquartile mean", "95% interval", "tasks", "seeds"]]
+    for script, setting in dict.fromkeys((key[0], key[1]) for key in finals.index):
+        scores = []
+        for task, best in zip(TASKS, PUBLISHED["ppo"]["Tianshou"]):
+            key = (script, setting, task)
+            if key in finals.index.droplevel("seed"):
+                done = steps[key] >= 1_000_000
+                scores.append(finals[key][done].to_numpy() / best)
+        if len(scores) == len(TASKS) and min(map(len, scores)) >= 5:
+            scores = np.array([x[:5] for x in scores])
+            low, high = interval(scores, iqm)
+            rows.append([f"`{script}.py`, {setting}", f"{iqm(scores.ravel()):.2f}"])
+            rows[-1] += [f"{low:.2f} to {high:.2f}", f"{len(scores)}", "5"]
+    if len(rows) > 1:
+        print("\n### All tasks, in units of Tianshou's PPO\n")
+        print(markdown(rows))
+
+
+def markdown(rows):
+    """Format the first row as the head of a table, the others as its body."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def unpack(args):
+    """Write the data as folders of runs."""
+    for key, curve in pd.read_csv(Path(args.results) / "learning.csv").groupby(KEY):
+        config = dict(zip(KEY, key))
+        script, setting, env_id, seed = key
+        name = f"{script}-{setting}_{env_id}"
+        folder = Path(args.folder) / name / f"{name}_s{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        config["exp_name"] = name
+        (folder / "config.json").write_text(json.dumps(config))
+        table = curve[["step", "return", "seconds"]].reset_index(drop=True)
+        table.columns = ["TotalEnvInteracts", "AverageEpRet", "Time"]
+        table.to_csv(folder / "progress.txt", sep="\t", index_label="Epoch")
+
+
+FIGURES = {
+    "on_policy.png": [
+        (f"{algo}_torch-{setting}", f"{algo.upper()}, {setting}")
+        for algo in ("ppo", "trpo", "vpg")
+        for setting in ("strong", "default")
+    ],
+    "off_policy.png": [
+        ("sac_torch-default", "SAC"),
+        ("sac_torch-strong", "SAC, strong"),
+        ("td3_torch-default", "TD3"),
+        ("ddpg_torch-default", "DDPG"),
+    ],
+    "twins.png": [
+        (f"{algo}_{framework}-strong", f"{algo.upper()} {framework}")
+        for algo in ("ppo", "trpo")
+        for framework in ("torch", "tf1")
+    ],
+}
+
+
+def figures(args):
+    """Draw the figures of docs/results.md by plot.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(Args("unpack", results=args.results, folder=folder))
+        for file, curves in FIGURES.items():
+            found = [(x, title) for x, title in curves if list(Path(folder).glob(f"{x}_*"))]
+            if found:
+                logdirs, titles = zip(*((f"{folder}/{x}_", title) for x, title in found))
+                words = [*logdirs, "-l", *titles, "--out", ROOT / "docs" / "figures" / file]
+                subprocess.run([sys.executable, ROOT / "plot.py", *words], check=True)
+
+
+def main(args):
+    globals()[args.command](args)
+
+
+if __name__ == "__main__":
+    launch(main, Args)
