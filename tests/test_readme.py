@@ -64,6 +64,7 @@ def warm_python(path):
 
 def test_commands_typed_in_order_into_one_shell(tmp_path):
     copy_project(tmp_path, *(path.name for path in ROOT.glob("*.py")))
+    shutil.copytree(ROOT / "pretrained", tmp_path / "pretrained")
     warm_python(tmp_path / "bin" / "python")
     (tmp_path / "setup.sh").write_text(f'PATH="{tmp_path}/bin:{Path(MPIRUN).parent}:$PATH"\n')
     typed = "\n".join(f"echo '>>> {line}'\n{line}" for line in COMMANDS)
