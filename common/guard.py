@@ -213,8 +213,8 @@ class Guard:
         self.tell_hosts("done")
 
     def watch_launcher(self):
-        """Watch MPICH's proxy on this host, and what started that: mpirun itself, or sshd."""
-        for pid in [self.proxy, parent_of(self.proxy)] if self.proxy else []:
+        """Watch what started MPICH's proxy on this host, mpirun itself or sshd, and the proxy."""
+        for pid in [parent_of(self.proxy), self.proxy] if self.proxy else []:
             pidfd, name = open_process(pid), name_of(pid)
             if pidfd is None or pid == 1:  # 1: of a container
                 continue
@@ -223,8 +223,9 @@ class Guard:
             if is_mpirun(pid):
                 self.speaks, self.stderr = True, stderr_of(pidfd, pid)
 
-    def lose_launcher(self, pidfd):
-        _, name = self.launcher[pidfd]
+    def lose_launcher(self, _):
+        # If mpirun ends, so does the proxy, and that may be noticed first.
+        name = next(name for pidfd, (_, name) in self.launcher.items() if not is_alive(pidfd))
         name = "the ssh session" if name.startswith("sshd") else name
         self.end(f"{name} on {self.host} has ended")
 
@@ -327,8 +328,10 @@ class Guard:
         self.tell_hosts(json.dumps([loss, reports[0][0]]))
         if loss:
             # If a rank is killed, the launcher kills others: the first report has the cause. There
-            # is only noise that the launcher could add, so the guard that speaks kills it first.
+            # is only noise that mpirun could add, so the guard next to it kills it before anything
+            # else, and the other guards give that one three seconds.
             time.sleep(0.05 if self.speaks else 0.2)
+            self.wait(0 if self.speaks else 3, self.launcher)
             for connection in self.hosts:
                 connection.setblocking(False)
                 with contextlib.suppress(OSError, ValueError):
@@ -338,16 +341,20 @@ class Guard:
         if loss:
             self.print(f"error: {loss}{self.resume}")
             self.kill()
-        deadline = time.time() + GRACE
-        while time.time() < deadline and any(map(is_alive, [*self.ranks, *self.launcher])):
-            time.sleep(0.05)
+        self.wait(GRACE, [*self.ranks, *self.launcher])
         self.kill(sshd=True)
         for path in self.segments:
             Path(path).unlink(missing_ok=True)
         sys.exit()
 
+    def wait(self, seconds, pidfds):
+        """Wait until the processes have ended, but no longer than this."""
+        deadline = time.time() + seconds
+        while time.time() < deadline and any(map(is_alive, pidfds)):
+            time.sleep(0.05)
+
     def kill(self, sshd=False):
-        """Kill the ranks and the launcher; its sshd only if that serves nothing else."""
+        """Kill the launcher, mpirun first, and the ranks; sshd only if it serves nothing else."""
         for pidfd, (pid, name) in self.launcher.items():
             children = {child: name_of(child) for child in children_of(pid)}
             if name.startswith(("hydra", "mpi")):

@@ -42,19 +42,23 @@ def wait_for(process, text):
     raise AssertionError(process.communicate()[1])
 
 
-def segments(data_dir):
-    """Return the shared memory that MPI has in the process that trains below a folder."""
+def rank_0(data_dir):
+    """Return the /proc entry of the process that logs below a folder."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             path = os.readlink(link)
-            if path.startswith(f"{data_dir}/") and path.endswith("progress.txt"):
-                maps = link.parents[1].joinpath("maps").read_text()
-                found = set(re.findall(r"/dev/shm/(mpich\w+)", maps))
-                assert found
-                return found
         except OSError:  # it has just ended
             continue
+        if path.startswith(f"{data_dir}/") and path.endswith("progress.txt"):
+            return link.parents[1]
     raise AssertionError(f"nobody trains in {data_dir}")
+
+
+def segments(data_dir):
+    """Return the shared memory that MPI has in the process that trains below a folder."""
+    found = set(re.findall(r"/dev/shm/(mpich\w+)", (rank_0(data_dir) / "maps").read_text()))
+    assert found
+    return found
 
 
 def assert_gone(names):
@@ -241,6 +245,20 @@ runpy.run_path({f"{script}.py"!r}, run_name="__main__")
     unbroken = train(script, tmp_path / "a", **settings)
     resumed = train(script, tmp_path, resume=True, **settings)
     assert_same(unbroken, resumed)
+
+
+def test_a_killed_rank_ends_the_job_with_one_line(tmp_path):
+    """Not with the launcher's own lines on what has become of its processes."""
+    process = launch("ppo_torch", tmp_path, ranks=2, warm=False, epochs=1000)
+    wait_for(process, "Epoch")
+    mapped = segments(tmp_path)
+    os.kill(int(rank_0(tmp_path).name), signal.SIGKILL)
+    _, shown = process.communicate(timeout=30)
+    assert process.returncode != 0
+    (said,) = shown.splitlines()
+    start = r"ppo_torch.py: error: rank 0 on \S+ was killed or crashed; to resume: mpirun -np 2 "
+    assert re.match(start, said)
+    assert_gone(mapped)
 
 
 def test_a_rank_that_exits_alone_ends_the_job(tmp_path):
