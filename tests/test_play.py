@@ -264,9 +264,14 @@ def test_films(name, trained, tmp_path, monkeypatch):
     assert np.ptp(frames[0]) > 0, "something is to be seen"
 
 
-@pytest.mark.parametrize("gl", [None, "nonsense"])  # which is as good as a missing library
-def test_a_film_of_mujoco(gl, trained, tmp_path, monkeypatch):
-    folder = trained("vpg_torch", env_id="Hopper-v4")
+@pytest.mark.parametrize(
+    ("script", "gl"),
+    [("vpg_torch", None), ("vpg_tf1", None), ("vpg_torch", "nonsense")],
+    ids=["torch", "tf1", "no-library"],
+)
+def test_a_film_of_mujoco(script, gl, trained, tmp_path, monkeypatch):
+    """Also where both TensorFlow and the renderer bring an LLVM, as with Debian's Mesa."""
+    folder = trained(script, env_id="Hopper-v4")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     if gl:
         monkeypatch.setenv("MUJOCO_GL", gl)
