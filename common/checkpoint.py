@@ -92,9 +92,10 @@ class Checkpoint:
     def save(self, epoch, o, ep_ret, ep_len):
         """Make the state after this many epochs the current checkpoint; keep the previous one."""
         with self.run.writing():
-            previous, rank = (self.epoch, list(self.replay)), proc_id()
+            rank = proc_id()
             if self.epoch == 0:  # after that, a missing folder is an error
                 self.folder.mkdir(exist_ok=True)
+            self._delete_old()
             if self.buf is not None:
                 self._save_new_transitions(epoch)
             part = {"rng": self.rng.bit_generator.state, "episode": self.inner.episode()}
@@ -113,14 +114,20 @@ class Checkpoint:
                 write_file(self.folder / f"epoch{epoch}.json", json.dumps(index).encode())
             comm().barrier()
             self.epoch = epoch
-            # Delete what neither checkpoint needs: older files, and leftovers of a kill
-            needed = {name for name, _ in self.replay + previous[1]}
-            needed |= {f"epoch{e}.rank{rank}.npz" for e in (epoch, previous[0])}
-            needed |= {f"epoch{e}.json" for e in (epoch, previous[0])}
-            for path in self.folder.iterdir():
-                mine = f".rank{rank}." in path.name or (rank == 0 and ".json" in path.name)
-                if mine and path.name not in needed:
-                    path.unlink(missing_ok=True)
+
+    def _delete_old(self):
+        """Delete what the last checkpoint does not need: older files, and leftovers of a kill.
+
+        This comes before a new checkpoint is written: after the last one, a kill finds nothing
+        left to do.
+        """
+        rank = proc_id()
+        needed = {f"epoch{self.epoch}.json", f"epoch{self.epoch}.rank{rank}.npz"}
+        needed |= {name for name, _ in self.replay}
+        for path in self.folder.iterdir():
+            mine = f".rank{rank}." in path.name or (rank == 0 and ".json" in path.name)
+            if mine and path.name not in needed:
+                path.unlink(missing_ok=True)
 
     def _save_new_transitions(self, epoch):
         steps = self.run.args.steps_per_epoch // num_procs()  # each step stores one transition

@@ -427,8 +427,8 @@ def test_failed_and_finished_runs_in_a_pipe(tmp_path, monkeypatch, capsys):
     assert "with different settings: --gamma 0.5 (was 0.99); choose another --exp-name" in sentence
 
 
-LONG = dict(env_id="CartPole-v1", epochs=25, steps_per_epoch=600, save_freq=3, hidden_sizes=(8,))
-LONG_WORDS = """vpg_torch --env-id CartPole-v1 --epochs 25 --steps-per-epoch 600 --save-freq 3
+LONG = dict(env_id="CartPole-v1", epochs=60, steps_per_epoch=600, save_freq=3, hidden_sizes=(8,))
+LONG_WORDS = """vpg_torch --env-id CartPole-v1 --epochs 60 --steps-per-epoch 600 --save-freq 3
     --hidden-sizes 8 --train-v-iters 2 --seed 0 1""".split()
 
 
@@ -463,14 +463,14 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     wait_until(lambda: "resuming after" in log.read_text() and epochs(first) >= 8)
     assert log.read_text().count("interrupted after") == 1
     shown = ""
-    while not re.search(r"_s0: running, epoch \d+/25, return \d.*, 0:\d\d:\d\d left", shown):
+    while not re.search(r"_s0: running, epoch \d+/60, return \d.*, 0:\d\d:\d\d left", shown):
         shown += os.read(terminal, 10**6).decode()
     os.write(terminal, b"\x03")
     shown += read_all(terminal)
     assert process.wait(30) == 130
     assert not processes(tmp_path / "a")
     assert "\x1b[2F\x1b[J" in shown, "what is below is redrawn in place"
-    assert re.search(r"_s0: stopped, epoch \d+/25, return .*\r\n", shown)
+    assert re.search(r"_s0: stopped, epoch \d+/60, return .*\r\n", shown)
     assert "2 runs: 1 stopped, 1 waiting\r\n" in shown
     assert "grid.py: interrupted; to resume: repeat the command" in shown
     assert log.read_text().count("interrupted after") == 2
@@ -483,7 +483,7 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     assert process.wait(30) == -signal.SIGHUP
     assert not processes(tmp_path / "a")
     assert log.read_text().count("interrupted after") == 3
-    assert epochs(first) < 25, "it was stopped half-way"
+    assert epochs(first) < 60, "it was stopped half-way"
     assert not second.exists()
 
     process = popen(*command)
@@ -494,7 +494,7 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     assert "Traceback" not in log.read_text()
     unbroken = progress(train("vpg_torch", tmp_path / "b", **LONG, train_v_iters=2))
     pd.testing.assert_frame_equal(*(x.drop(columns=TIMES) for x in (progress(first), unbroken)))
-    assert epochs(second) == 25
+    assert epochs(second) == 60
 
 
 def test_a_signal_to_an_mpi_job_stops_its_runs(tmp_path):

@@ -166,6 +166,7 @@ def test_killed_before_and_after_every_rename(script, tmp_path, monkeypatch):
         resumed = train(script, tmp_path, exp_name=name, resume=True, **settings)
         assert outcome(resumed)["rows"] == outcome(unbroken)["rows"]
         assert outcome(resumed)["model.pt"] == outcome(unbroken)["model.pt"]
+        assert outcome(resumed).keys() == outcome(unbroken).keys(), "no file more or less"
     assert killed >= 2 * 3 * 3, "config, then model, part and index of each epoch, twice"
 
 

@@ -103,8 +103,9 @@ function show() {
     equal(run[0]) ? equalRows(run, n === 0, n === runs.length - 1) : difference(run)).join("");
   const differ = pairs.filter((pair) => !equal(pair)), all = differences().length;
   const [removed, added] = [0, 1].map((side) => differ.filter((pair) => pair[side]).length);
-  count = `${all} difference${all === 1 ? "" : "s"}, −${removed} +${added} lines`;
-  $("reader-count").textContent = count;
+  const word = (text) => `<span class="reader-word"> ${text}</span>`;  // a phone has no room for it
+  count = `${all}${word(all === 1 ? "difference" : "differences")}, −${removed} +${added}${word("lines")}`;
+  $("reader-count").innerHTML = count;
   $("reader-section").replaceChildren(new Option("go to …", ""));
   for (const { dataset } of $("reader").querySelectorAll(".right [data-section]"))
     $("reader-section").add(new Option(dataset.section));
@@ -139,7 +140,7 @@ function go(step) {
   if (!all[at]) return;
   scrollDown(tops[at]);
   all[at].focus({ preventScroll: true });
-  $("reader-count").textContent = `${at + 1} of ${count}`;
+  $("reader-count").innerHTML = `${at + 1} of ${count}`;
 }
 
 // What is being read stays where it is on the screen
