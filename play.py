@@ -306,7 +306,7 @@ def main(args):
             os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if args.video or args.render:
-        # TensorFlow and Mesa's software renderer each bring an LLVM. Without this module, TensorFlow
+        # TensorFlow and Mesa's renderer each bring an LLVM. Without this module, TensorFlow
         # keeps its own to itself; with it, Mesa would call that one and crash.
         sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
