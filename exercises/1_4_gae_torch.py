@@ -1,4 +1,4 @@
-"""Exercise 1.4: generalised advantage estimation, in PyTorch.
+"""Exercise 1.4: generalized advantage estimation, in PyTorch.
 
 After an epoch, VPG, PPO and TRPO compute for each step t
 

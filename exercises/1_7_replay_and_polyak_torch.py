@@ -1,4 +1,4 @@
-"""Exercise 1.7: the replay buffer and polyak averaging, in PyTorch.
+"""Exercise 1.7: the replay buffer and Polyak averaging, in PyTorch.
 
 DDPG, TD3 and SAC learn from stored transitions. The replay buffer is a ring: when it is full, each
 new transition replaces the oldest one. A batch is drawn from what is stored, uniformly and with

@@ -312,11 +312,11 @@ def wrong_replay(joined):
             if s is None:
                 yield what, "returns an observation in which no action was taken"
             elif not np.allclose(a, s.a, atol=1e-5):
-                yield what, "returns another action than the environment got"
+                yield what, "returns a different action from the one that the environment got"
             elif not np.allclose(r, s.r, atol=1e-4):
-                yield what, "returns another reward than the environment gave"
+                yield what, "returns a different reward from the one that the environment gave"
             elif not np.allclose(o2, s.o2):
-                yield what, "returns another next observation than the one that followed"
+                yield what, "returns a different next observation from the one that followed"
             elif d != s.terminated:
                 kind = "that ran out of time" if s.truncated else "after which the episode goes on"
                 yield (
@@ -495,7 +495,7 @@ def wrong_steps(ranks, update, previous):
     if not discrete and np.any((taken < LOW) | (taken > HIGH)):
         yield "an action", "lies outside the environment's bounds"
     elif not np.allclose(taken, a if discrete else a.clip(LOW, HIGH), atol=1e-5):
-        yield "the buffer", "returns other actions than the environment got"
+        yield "the buffer", "returns different actions from those that the environment got"
     if not discrete and np.any((a == LOW) | (a == HIGH)):
         yield (
             "the buffer",
@@ -659,7 +659,8 @@ def wrong_steps_of(net, lr, iters, update, nets, loss, enough=lambda: False):
     if how:
         yield what, how
     elif steps != expected:
-        should = plural(f"more than {steps}" if expected is None else expected, "gradient step")
+        more, number = ("more than ", steps) if expected is None else ("", expected)
+        should = more + plural(number, "gradient step")
         yield name, f"should make {should} in an update, but makes {steps}"
 
 

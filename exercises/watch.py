@@ -7,6 +7,7 @@ import contextlib
 import copy
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import tempfile
@@ -169,16 +170,17 @@ def wrapped(owner, name, wrapper):
 def watch(module, on_policy, **settings):
     """Train in a folder that is deleted afterwards; return what was seen."""
     owner, method = ("GAEBuffer", "get") if on_policy else ("ReplayBuffer", "sample_batch")
+    path = os.path.relpath(module.__file__)
     for name in (owner, "State", "Args", "main"):
         if not hasattr(module, name):
             what = f"has no {name}: is it another algorithm's script?"
-            raise NotThisScript(f"{module.__file__} {what}")
+            raise NotThisScript(f"{path} {what}")
     seen, utils = Watch(), sys.modules[module.State.__module__]
     try:
         seen.args = module.Args(save_freq=10**6, **settings)
     except TypeError as error:  # an argument that it does not have
         what = "another algorithm's script, or an argument has gone"
-        raise NotThisScript(f"{module.__file__} is {what}: {error}") from error
+        raise NotThisScript(f"{path} is {what}: {error}") from error
 
     def batch(original, buf, *args, **kwargs):
         seen.start_of_update()

@@ -35,7 +35,7 @@ def value_function(framework, w):
         return tf.Session().make_callable(tf.linalg.matvec(o, w), [o])
 
 
-@exercise("1.4: generalised advantage estimation")
+@exercise("1.4: generalized advantage estimation")
 def check(framework, gae):
     rng = np.random.default_rng(0)
 

@@ -150,7 +150,7 @@ def check(framework, policy_class):
         (x, y, z) for x, y, z in zip(*(p.trained() for p in (policy, same, other))) if x.ndim > 1
     ]
     if any(not np.array_equal(x, y) or np.array_equal(x, z) for x, y, z in pairs):
-        raise Wrong("the same rng should give the same weights, and another one other weights")
+        raise Wrong("the same rng should give the same weights, and another one different weights")
     for n_rows in (5, 1):
         mu, log_std = policy.evaluate(dist, draw(n_rows, OBS_DIM))
         expect_shape("mu of dist(o)", mu, [n_rows, ACT_DIM], f"o of shape [{n_rows}, {OBS_DIM}]")

@@ -98,7 +98,7 @@ def polyak_step(framework, update_targets, targets, params, polyak, times):
         return *sess.run((targs, nets)), sess.run(targs)
 
 
-@exercise("1.7: the replay buffer and polyak averaging")
+@exercise("1.7: the replay buffer and Polyak averaging")
 def check(framework, buffer_class, update_targets):
     rng = np.random.default_rng(0)
     for batch_size in (1, 5):
@@ -117,7 +117,7 @@ def check(framework, buffer_class, update_targets):
     buf = fill(buffer_class, 50, 40)
     one, two, three = (sample(buf, 30, np.random.default_rng(seed)) for seed in (1, 1, 2))
     if not np.array_equal(one, two) or np.array_equal(one, three):
-        raise Wrong("the same generator should give the same batch, and another one another batch")
+        raise Wrong("the same generator should give the same batch, and another a different one")
     yield "all randomness comes from rng"
 
     shapes = [(4, 3), (4,), (1, 1)]

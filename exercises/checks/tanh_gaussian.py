@@ -29,7 +29,7 @@ def draw(rng, n_rows, n):
     return [x.astype(np.float32) for x in (u, mu, log_std)]
 
 
-@exercise("1.5: log-probability of a tanh-Gaussian")
+@exercise("1.5: the log-probability of a squashed Gaussian")
 def check(framework, tanh_gaussian_logp):
     rng = np.random.default_rng(0)
 
