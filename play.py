@@ -195,6 +195,9 @@ def play(folder, args, film=None):
     with rendering(args.env_id or run.config["env_id"]) if mode else contextlib.nullcontext():
         kwargs = {"render_mode": mode} if mode else {}
         env = run.make_env(args.env_id, args.max_ep_len, **kwargs)
+    with contextlib.suppress(AttributeError, KeyError):  # not of MuJoCo, or it has no such camera
+        # Gymnasium's default camera stays where it is, and the robot walks out of the picture.
+        env.unwrapped.mujoco_renderer.camera_id = env.unwrapped.model.camera("track").id
     policy = run.policy(env, args.itr, args.stochastic, args.seed)
     limit = env.spec.max_episode_steps or run.config["steps_per_epoch"]  # an episode may never end
     returns, lengths = [], []

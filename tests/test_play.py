@@ -286,6 +286,18 @@ def test_a_film_of_mujoco(script, gl, trained, tmp_path, monkeypatch):
         assert re.fullmatch(sentence, run.stderr)
 
 
+@pytest.mark.skipif(not ctypes.util.find_library("EGL"), reason="needs EGL: apt install libegl1")
+def test_the_camera_follows_the_robot(tmp_path):
+    import imageio.v2 as imageio
+
+    words = ["--episodes", "1", "--max-ep-len", "250", "--video", tmp_path / "walker.gif"]
+    run = start("play.py", ROOT / "pretrained" / "ppo_tf1_Walker2d-v4", *words)
+    assert (run.returncode, run.stderr) == (0, "")
+    *_, last = imageio.mimread(tmp_path / "walker.gif", memtest=False)
+    red, green, blue = np.moveaxis(last[..., :3].astype(int), -1, 0)
+    assert ((red > green + 40) & (blue > green + 20)).sum() > 200, "no purple leg is to be seen"
+
+
 @pytest.mark.parametrize(("platform", "gl"), [("linux", "egl"), ("darwin", None)])
 def test_mujoco_gets_egl_on_linux_alone(platform, gl, trained, tmp_path, monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
