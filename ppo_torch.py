@@ -133,7 +133,7 @@ class GaussianPolicy(nn.Module):
 
     def entropy(self, dist):
         mu, log_std = dist
-        entropy = (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum()
+        entropy = (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum(-1)
         return entropy.expand(len(mu))  # [B]
 
     @staticmethod

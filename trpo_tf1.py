@@ -168,8 +168,8 @@ class GaussianPolicy:
 
     def entropy(self, dist):
         mu, log_std = dist
-        entropy = tf.reduce_sum(log_std + 0.5 * np.log(2 * np.pi * np.e))
-        return tf.fill(tf.shape(mu)[:1], entropy)  # [B]
+        entropy = tf.reduce_sum(log_std + 0.5 * np.log(2 * np.pi * np.e), -1)
+        return tf.broadcast_to(entropy, tf.shape(mu)[:1])  # [B]
 
     def kl(self, dist_old, dist):
         (mu_old, log_std_old), (mu, log_std) = dist_old, dist

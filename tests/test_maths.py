@@ -109,10 +109,11 @@ def test_constant_advantages_do_not_divide_by_zero(module):
     assert np.all(buf.get(lambda o: np.zeros(len(o)))[2] == 0)
 
 
-def test_gaussian(module):
+@pytest.mark.parametrize("shape", [(3,), (6, 3)], ids=["as shipped", "std depends on o"])
+def test_gaussian(module, shape):
     rng = np.random.default_rng(1)
     mu, a = rng.standard_normal((2, 6, 3)).astype(np.float32)
-    log_std = np.array([-1.0, 0.3, 0.7], np.float32)
+    log_std = rng.standard_normal(shape).astype(np.float32)
     pi = module.GaussianPolicy
     logp = evaluate(module, lambda mu, s, a: pi.logp(None, (mu, s), a), mu, log_std, a)
     entropy = evaluate(module, lambda mu, s: pi.entropy(None, (mu, s)), mu, log_std)

@@ -51,8 +51,8 @@ class GaussianPolicy:
     def entropy(self, dist):
         """Return the entropy of pi(.|o) [B]; for a Gaussian it does not depend on the mean."""
         mu, log_std = dist
-        entropy = tf.reduce_sum(log_std + 0.5 * np.log(2 * np.pi * np.e))
-        return tf.fill(tf.shape(mu)[:1], entropy)  # [B]
+        entropy = tf.reduce_sum(log_std + 0.5 * np.log(2 * np.pi * np.e), -1)
+        return tf.broadcast_to(entropy, tf.shape(mu)[:1])  # [B]
 
     @staticmethod
     def dist_numpy(params, o):

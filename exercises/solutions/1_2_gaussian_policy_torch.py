@@ -43,7 +43,7 @@ class GaussianPolicy(nn.Module):
     def entropy(self, dist):
         """Return the entropy of pi(.|o) [B]; for a Gaussian it does not depend on the mean."""
         mu, log_std = dist
-        entropy = (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum()
+        entropy = (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum(-1)
         return entropy.expand(len(mu))  # [B]
 
     @staticmethod
