@@ -152,11 +152,15 @@ class Normalizer:
         var = mpi_avg(tf.reduce_mean((x - mean) ** 2, 0))
         share = 1 / tf.cast(self.batches.assign_add(1.0), tf.float64)
         moved = mean - tf.cast(self.mean, tf.float64)
-        var = (1 - share) * (tf.cast(self.std, tf.float64) ** 2 + share * moved**2) + share * var
+        changed = tf.cast(tf.not_equal(self.std, 1), tf.float64)
+        before = changed * tf.cast(self.std, tf.float64) ** 2
         mean = self.mean.assign_add(tf.cast(share * moved, tf.float32))
-        # A number that never changes has no std: float32 cannot tell less from nothing.
-        std = tf.maximum(tf.cast(tf.sqrt(var), tf.float32), 1e-6 * tf.abs(mean) + 1e-8)
-        self.std.assign(std)
+        std = tf.sqrt((1 - share) * (before + share * moved**2) + share * var)
+        std = tf.cast(std, tf.float32)
+        # A number that has never changed keeps its std of 1: anything small would make its first
+        # change huge. To tell them apart, any other std of exactly 1 becomes the next float.
+        std = tf.where_v2(tf.equal(std, 1), 1 + 2**-23, std)
+        self.std.assign(tf.where_v2(std <= 1e-6 * tf.abs(mean) + 1e-8, 1.0, std))
 
 
 class State:

@@ -94,10 +94,13 @@ class Normalizer(nn.Module):
         self.batches += 1
         share = 1 / self.batches.double()
         moved = mean - self.mean
+        before = (self.std != 1) * self.std.double() ** 2
         self.mean += share * moved
-        var = (1 - share) * (self.std.double() ** 2 + share * moved**2) + share * var
-        # A number that never changes has no std: float32 cannot tell less from nothing.
-        self.std.copy_(torch.maximum(var.sqrt(), 1e-6 * self.mean.abs() + 1e-8))
+        std = ((1 - share) * (before + share * moved**2) + share * var).sqrt().float()
+        # A number that has never changed keeps its std of 1: anything small would make its first
+        # change huge. To tell them apart, any other std of exactly 1 becomes the next float.
+        std = torch.where(std == 1, 1 + 2**-23, std)
+        self.std.copy_(torch.where(std <= 1e-6 * self.mean.abs() + 1e-8, 1.0, std))
 
 
 def save_model(run, module, epoch):

@@ -74,7 +74,7 @@ WRONG = {
         ("0.5 * np.log(2 * np.pi)", "np.log(2 * np.pi)", "logp["),
         ("2 * np.pi * np.e", "2 * np.pi", "entropy["),
         (
-            "return entropy.expand(len(mu)) | return tf.fill(tf.shape(mu)[:1], entropy)",
+            "return entropy.expand(len(mu)) | return tf.broadcast_to(entropy, tf.shape(mu)[:1])",
             "return entropy",
             "entropy should have shape [6], got []",
         ),

@@ -136,6 +136,50 @@ def test_categorical(module):
     assert logp.shape == entropy.shape == (6,)
 
 
+def normalised(framework, batches, o):
+    """Update a Normalizer with each batch; return mean, std and what becomes of o after each."""
+    if framework == "torch":
+        import torch
+
+        from common.torch_utils import Normalizer
+
+        norm, kept = Normalizer(*o.shape), []
+        for batch in batches:
+            norm.update(torch.as_tensor(batch))
+            kept.append([x.numpy().copy() for x in (norm.mean, norm.std, norm(torch.as_tensor(o)))])
+        return kept
+    import tensorflow.compat.v1 as tf
+
+    from common.tf1_utils import Normalizer, compiled, make_session
+
+    with tf.Graph().as_default():
+        norm = Normalizer("obs", *o.shape)
+        update = [compiled(lambda x: norm.update(x) or norm.batches)(x) for x in batches]
+        with make_session() as sess:
+            return [(sess.run(x), sess.run([norm.mean, norm.std, norm(o)]))[1] for x in update]
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf1"])
+def test_running_mean_and_std(framework):
+    """Some numbers never change, or only later: they must not come out as huge when they do."""
+    rng = np.random.default_rng(3)
+    batches = rng.standard_normal((3, 8, 6)).astype(np.float32)
+    batches[:, :, 1] = 0
+    batches[:, :, 2] = 123.4
+    batches[:2, :, 3] = 0
+    batches[:1, :, 4] = -1000
+    batches[:2, :, 5] = np.tile([-1, 1], 4)  # has a std of exactly 1
+    o = np.array([1.0, 1.0, 124.4, 1.0, -999.0, 1.0], np.float32)
+    for n, (mean, std, out) in enumerate(normalised(framework, batches, o), 1):
+        seen = np.concatenate(batches[:n]).astype(float)
+        changes = np.ptp(seen, 0) > 0
+        np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(std[changes], seen.std(0)[changes], rtol=1e-5)
+        np.testing.assert_allclose(out, (o - mean) / std, rtol=1e-6)
+        assert np.abs(out[~changes]).max() < 1.001, "in its own units until it changes"
+        assert changes.sum() == [2, 3, 4][n - 1]
+
+
 @pytest.mark.parametrize("script", ["trpo_torch", "trpo_tf1"])
 def test_kl_of_old_and_new(script):
     module = importlib.import_module(script)
