@@ -11,7 +11,8 @@ all ranks have written their parts, so a kill at any instant leaves the previous
 
 A checkpoint writes only the new transitions. A transition keeps its number forever and sits in the
 replay buffer at that number modulo the buffer's size. So when the buffer wraps, no file changes:
-old files just fall out of range, and are deleted once no checkpoint needs them.
+old files just fall out of range, and are deleted once no checkpoint needs them. Arrays without one
+row per transition are saved whole each time, as are those that the buffer names in saved_whole.
 """
 
 import io
@@ -37,6 +38,7 @@ class Checkpoint:
         self.test_env = test_env
         self.folder = run.folder / "checkpoint"
         self.epoch, self.stored, self.replay = 0, 0, []  # of the last checkpoint
+        self.newest = None  # the last file of transitions by this process, and its checksum
         self.inner = env
         while not isinstance(self.inner, Replayable):
             if not hasattr(self.inner, "env"):
@@ -96,16 +98,17 @@ class Checkpoint:
             if self.epoch == 0:  # after that, a missing folder is an error
                 self.folder.mkdir(exist_ok=True)
             self._delete_old()
-            if self.buf is not None:
-                self._save_new_transitions(epoch)
             part = {"rng": self.rng.bit_generator.state, "episode": self.inner.episode()}
             part |= {"now": [o, float(ep_ret), ep_len], "state": self.state.get_state()}
             part |= {"wrappers": get_state(self.env, until=self.inner)}
             if self.test_env is not None:  # its generators are seeded before every episode
                 bare = self.test_env.unwrapped
                 part["test_env"] = get_state(self.test_env, until=bare)
+            if self.buf is not None:
+                self._save_new_transitions(epoch)
+                part["whole"] = self._arrays(whole=True)
             part |= {"stored": self.stored, "replay": self.replay}
-            digest = self._write(f"epoch{epoch}.rank{rank}.npz", pack(part))
+            digest = self._write(f"epoch{epoch}.rank{rank}.npz", _npz(pack(part)))
             digests = comm().gather(digest)  # also waits until all ranks have written their parts
             if rank == 0:
                 index = {"epoch": epoch, "run": self.run.identity, "parts": digests}
@@ -132,15 +135,29 @@ class Checkpoint:
     def _save_new_transitions(self, epoch):
         steps = self.run.args.steps_per_epoch // num_procs()  # each step stores one transition
         start, self.stored = self.stored, epoch * steps
-        start = max(start, self.stored - self.buf.max_size)
+        oldest = self.stored - self.buf.max_size
         if self.buf.ptr != self.stored % self.buf.max_size:
             raise SidespinError("checkpoints rely on exactly one stored transition per step", 1)
-        slots = np.arange(start, self.stored) % self.buf.max_size
-        name = f"replay.rank{proc_id()}.{start}-{self.stored}.npz"
-        digest = self._write(name, {key: x[slots] for key, x in _arrays(self.buf).items()})
-        oldest = self.stored - self.buf.max_size
+        if self.newest and _transitions(self.newest[0])[0] >= oldest:  # it is still in the buffer
+            name, digest = self.newest
+            if checksum(self._replay_file(name)) != digest:
+                changed = "the replay buffer has changed transitions of an earlier checkpoint"
+                raise SidespinError(f"{changed}: name the array in buf.saved_whole", 1)
+        name = f"replay.rank{proc_id()}.{max(start, oldest)}-{self.stored}.npz"
+        self.newest = [name, self._write(name, self._replay_file(name))]
         self.replay = [[n, d] for n, d in self.replay if _transitions(n)[1] > oldest]
-        self.replay.append([name, digest])
+        self.replay.append(self.newest)
+
+    def _replay_file(self, name):
+        """Return the content of a file replay.rank<R>.<i>-<j>.npz."""
+        slots = np.arange(*_transitions(name)) % self.buf.max_size
+        return _npz({key: x[slots] for key, x in self._arrays().items()})
+
+    def _arrays(self, whole=False):
+        """Return the buffer's arrays with one row per transition, or those to save whole."""
+        arrays = {k: x for k, x in vars(self.buf).items() if isinstance(x, np.ndarray)}
+        named, rows = getattr(self.buf, "saved_whole", ()), (self.buf.max_size,)
+        return {k: x for k, x in arrays.items() if whole == (k in named or x.shape[:1] != rows)}
 
     def _load(self, epoch):
         """Read this rank's part of a checkpoint; return it and what is wrong, one of them None."""
@@ -162,13 +179,15 @@ class Checkpoint:
                 start, end = _transitions(name)
                 first = max(start, part["stored"] - self.buf.max_size)
                 transitions = self._read(path, digest)
-                for key, x in _arrays(self.buf).items():
+                for key, x in self._arrays().items():
                     x[np.arange(first, end) % self.buf.max_size] = transitions[key][first - start :]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             missing = isinstance(error, FileNotFoundError)
             return None, f"{path} is {'missing' if missing else 'damaged'}"
         try:
             self.state.set_state(part["state"])
+            for key, x in part.get("whole", {}).items():
+                getattr(self.buf, key)[...] = x
         except (LookupError, ValueError, RuntimeError, TypeError, AttributeError):
             return None, f"{path} does not match this script's networks or optimizers"
         if self.buf is not None:
@@ -177,11 +196,9 @@ class Checkpoint:
             self.buf.size = min(self.stored, self.buf.max_size)
         return part, None
 
-    def _write(self, name, arrays):
-        data = io.BytesIO()
-        np.savez(data, **arrays)
-        write_file(self.folder / name, data.getbuffer())
-        return checksum(data.getbuffer())
+    def _write(self, name, data):
+        write_file(self.folder / name, data)
+        return checksum(data)
 
     def _read(self, path, digest):
         data = path.read_bytes()
@@ -234,5 +251,7 @@ def _transitions(name):
     return int(start), int(end)
 
 
-def _arrays(buf):
-    return {key: x for key, x in vars(buf).items() if isinstance(x, np.ndarray)}
+def _npz(arrays):
+    data = io.BytesIO()
+    np.savez(data, **arrays)
+    return data.getbuffer()

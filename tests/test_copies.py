@@ -521,6 +521,45 @@ def test_wrappers_of_registered_environments_keep_their_state(env_id, tmp_path, 
     assert "does not replay" not in capfd.readouterr().err
 
 
+PRIORITIES = [
+    (
+        "        self.ptr, self.size, self.max_size = 0, 0, size",
+        "        self.p = np.zeros(size + 0, np.float32)\n"
+        "        self.ptr, self.size, self.max_size = 0, 0, size",
+    ),
+    (
+        "        self.ptr = (self.ptr + 1)",
+        "        self.p[self.ptr] = 1 + self.p.max()\n        self.ptr = (self.ptr + 1)",
+    ),
+    (
+        "        i = rng.integers(self.size, size=batch_size)",
+        "        p = self.p[: self.size] / self.p[: self.size].sum(dtype=float)\n"
+        "        i = rng.choice(self.size, batch_size, p=p)\n"
+        "        self.p[i] *= 0.5",
+    ),
+]
+
+
+@pytest.mark.parametrize("script", ["td3_torch", "sac_tf1"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("size + 0", "size + 1"),
+        ("    def sample_batch", '    saved_whole = ["p"]\n\n    def sample_batch'),
+    ],
+    ids=["of another length", "by name"],
+)
+def test_priorities_of_transitions(script, edit, tmp_path):
+    """They change after a transition was stored, so a checkpoint has to save them whole."""
+    folder = assert_resumes(copy_of(script, tmp_path, *PRIORITIES, edit))
+    assert rows(folder) != rows(trained(script)), "they were used"
+
+
+def test_transitions_that_change_after_they_were_stored(tmp_path):
+    with pytest.raises(SidespinError, match=r"name the array in buf\.saved_whole"):
+        run_copy(copy_of("td3_torch", tmp_path, *PRIORITIES), replay_size=1000)
+
+
 @pytest.mark.parametrize("script", ["ppo_torch", "sac_tf1"])
 def test_a_column_that_was_not_declared(script, tmp_path):
     edit = ("logger.store(EpRet=ep_ret", "logger.store(Idea=1.0, EpRet=ep_ret")
