@@ -6,6 +6,7 @@ from pickle import UnpicklingError
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from common.errors import SidespinError
 from common.mpi import broadcast, mpi_avg, num_procs, proc_id
@@ -131,6 +132,11 @@ class State:
 
     def __init__(self, *parts):
         self.parts = parts
+        # A schedule wraps its optimizer's step(). Without it, a resumed run would begin it again.
+        wrapped = any(hasattr(getattr(x, "step", 0), "_wrapped_by_lr_sched") for x in parts)
+        if wrapped and not any(isinstance(x, LRScheduler) for x in parts):
+            lost = "--resume would lose the learning rate schedule of an optimizer"
+            raise SidespinError(f"{lost}: add it to State(...)")
 
     def get_state(self):
         return [_to_numpy(part.state_dict()) for part in self.parts]

@@ -284,6 +284,19 @@ def test_a_learning_rate_schedule(schedule, tmp_path):
     assert rate == plain.param_groups[0]["lr"] != 3e-4
 
 
+def test_a_learning_rate_schedule_that_resume_would_lose(tmp_path):
+    schedule = "torch.optim.lr_scheduler.LambdaLR(pi_optimizer, lambda epoch: 1 / (1 + epoch))"
+    path = copy_of(
+        "ppo_torch",
+        tmp_path,
+        ("    # Losses\n", f"    scheduler = {schedule}\n    # Losses\n"),
+        ("        update()\n", "        update()\n        scheduler.step()\n"),
+    )
+    with pytest.raises(SidespinError, match=r"schedule of an optimizer.*: add it to State\("):
+        run_copy(path)
+    assert not (tmp_path / "runs").exists()
+
+
 FROZEN = (
     "    buf = GAEBuffer(",
     "    pi.net[0].requires_grad_(False)\n    v.net[2].requires_grad_(False)\n    buf = GAEBuffer(",
