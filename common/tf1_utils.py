@@ -106,7 +106,7 @@ class MpiAdamOptimizer:
     @tf.autograph.experimental.do_not_convert
     def minimize(self, loss):
         """Take one step; in a compiled function, later operations see the new parameters."""
-        grads = tf.gradients(loss, self.params)
+        grads = tf.gradients(loss, self.params, unconnected_gradients="zero")
         if num_procs() > 1:
             grads = split_flat(mpi_avg(flat_concat(grads)), self.params)
         t = tf.cast(self.t.assign_add(1), tf.float64)  # float32 has too few digits for 1 - 0.999^t

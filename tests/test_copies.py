@@ -631,3 +631,12 @@ def test_a_learning_rate_as_a_variable_in_tf1(tmp_path):
     state = {name: x for name, x in state_of(folder, 2).items() if "/" not in name}
     rates = [x for x in state.values() if x.dtype == np.float32 and x.ndim == 0]
     np.testing.assert_allclose(rates, [3e-4 / 4], rtol=1e-6)
+
+
+def test_a_variable_that_the_loss_does_not_use_in_tf1(tmp_path):
+    """As in PyTorch, it stays as it is; the others are trained as without it."""
+    params = "        self.params = [self.log_std, *self.net.params"
+    edit = (f"{params}]", f'{params}, tf.get_variable("pi/b9", initializer=0.25)]')
+    folder = run_copy(copy_of("ppo_tf1", tmp_path, edit))
+    assert rows(folder) == rows(trained("ppo_tf1"))
+    assert state_of(folder, 2)["pi/b9"] == 0.25
