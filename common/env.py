@@ -91,7 +91,7 @@ class Replayable(gym.Wrapper):
     def step(self, a):
         self.actions.append(np.array(a))
         self.o, r, d, truncated, info = self.env.step(a)
-        r = r.item() if isinstance(r, np.ndarray) else r
+        r = float(r.item() if hasattr(r, "item") else r)  # a sum of small floats would be inexact
         self._check_finite(r)
         return self.o, r, d, truncated, info
 

@@ -17,10 +17,12 @@ from common.mpi import proc_id
 class Odd(gym.Env):
     """Twenty steps an episode, any spaces; says so when an action lies outside of its space."""
 
-    def __init__(self, observation_space=None, action_space=None, length=20, render_mode=None):
+    def __init__(
+        self, observation_space=None, action_space=None, length=20, reward=1.0, render_mode=None
+    ):
         self.observation_space = observation_space or Box(-1, 1, (3,), np.float32)
         self.action_space = action_space or Box(-1, 1, (2,), np.float32)
-        self.length = length
+        self.length, self.reward = length, reward
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -32,7 +34,7 @@ class Odd(gym.Env):
     def step(self, a):
         assert self.action_space.contains(a), f"action {a} is not in {self.action_space}"
         self.t += 1
-        return self.observation_space.sample(), 1.0, self.t >= self.length, False, {}
+        return self.observation_space.sample(), self.reward, self.t >= self.length, False, {}
 
 
 class InPlace(gym.Env):
@@ -276,6 +278,8 @@ SPACES = {
     "MultiDiscreteAction": dict(action_space=MultiDiscrete([2, 3])),
     "IntegerAction": dict(action_space=Box(0, 9, (2,), np.int64)),
     "Endless": dict(length=10**9),
+    "HalfPrecisionReward": dict(reward=np.float16(1001)),
+    "ArrayReward": dict(reward=np.array([1001], np.float32)),
 }
 
 for name, kwargs in SPACES.items():

@@ -40,6 +40,13 @@ def test_odd_spaces(script, tmp_path):
         assert np.isfinite(table.to_numpy()).all()
 
 
+@pytest.mark.parametrize("name", ["HalfPrecisionReward", "ArrayReward"])
+def test_returns_add_up_whatever_the_type_of_rewards(name, tmp_path):
+    settings = brief("ppo_torch", env_id=f"envs:{name}-v0", steps_per_epoch=80, max_ep_len=None)
+    table = progress(train("ppo_torch", tmp_path, **settings))
+    assert list(table["AverageEpRet"]) == [20 * 1001] * 2
+
+
 @pytest.mark.parametrize(
     ("script", "env_id", "sentence"),
     [
