@@ -234,26 +234,25 @@ class Film:
     """Writes rendered frames to a file."""
 
     def __init__(self, path):
-        self.path, self.frames, self.writer = path, 0, None
+        self.path, self.steps, self.frames, self.writer = path, 0, 0, None
 
     def add_frame(self, env):
-        with rendering(env.spec.id):
-            frame = env.render()
-        if self.writer is None:
-            self._open(env.metadata.get("render_fps", 30))
-        if self.frames % self.every == 0:
+        fps, gif = env.metadata.get("render_fps", 30), self.path.suffix == ".gif"
+        every = math.ceil(fps / 25) if gif else 1  # many viewers slow down faster GIFs
+        if self.steps % every == 0:
+            with rendering(env.spec.id):
+                frame = env.render()
+            if self.writer is None:
+                self._open(fps / every, gif)
             self.writer.append_data(frame)
-        self.frames += 1
+            self.frames += 1
+        self.steps += 1
 
-    def _open(self, fps):
+    def _open(self, fps, gif):
         import imageio.v2 as imageio
 
-        gif = self.path.suffix == ".gif"
-        self.every = math.ceil(fps / 25) if gif else 1  # many viewers slow down faster GIFs
-        if gif:
-            options = dict(duration=1000 * self.every / fps, loop=0)
-        else:
-            options = dict(fps=fps, macro_block_size=2)  # the default resizes to multiples of 16
+        mp4 = dict(fps=fps, macro_block_size=2)  # the default resizes to multiples of 16
+        options = dict(duration=1000 / fps, loop=0) if gif else mp4
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.writer = imageio.get_writer(self.path, **options)
@@ -263,7 +262,7 @@ class Film:
     def close(self):
         if self.writer:
             self.writer.close()
-            print_out(f"{self.path}: {math.ceil(self.frames / self.every)} frames")
+            print_out(f"{self.path}: {self.frames} frames")
 
 
 def check_args(args):
