@@ -44,6 +44,7 @@ from plot import iqm  # noqa: E402
 KEY = ["script", "setting", "env_id", "seed"]
 POINTS = 50  # per run; each is the mean over a window of epochs
 TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
+ON_POLICY, OFF_POLICY = ("ppo", "trpo", "vpg"), ("sac", "td3", "ddpg")
 
 # The settings that README recommends
 STRONG = {
@@ -58,19 +59,29 @@ STRONG = {
 
 
 def part(script, setting, flags, seeds):
-    """Return a part's name and the words of its grid, over all tasks."""
+    """Return a part's name, the words of its grid over all tasks, and its seeds."""
     name = f"{script}-{setting}"
-    return name, [script, "--exp-name", name, *shlex.split(flags)], range(seeds)
+    return name, [script, "--exp-name", name, *shlex.split(flags)], seeds
 
 
 # On-policy a million steps, off-policy 200,000: extend these with `run --epochs 250`.
-PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], 5) for algo in ("ppo", "trpo", "vpg")]
-PARTS += [part(f"{algo}_torch", "default", "--epochs 250", 5) for algo in ("ppo", "trpo", "vpg")]
-PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], 3) for algo in ("ppo", "trpo", "vpg")]
-PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", 3) for algo in ("ppo", "trpo", "vpg")]
-PARTS += [part(f"{algo}_torch", "default", "--epochs 50", 3) for algo in ("sac", "td3", "ddpg")]
-PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", 1) for algo in ("sac", "td3", "ddpg")]
-PARTS += [part("sac_torch", "strong", STRONG["sac"], 3)]
+PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
+PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in ON_POLICY]
+PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(3)) for algo in ON_POLICY]
+PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
+PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
+PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(1)) for algo in OFF_POLICY]
+PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
+
+# Variations of PPO, on seeds that no other table uses; they run only if --parts names them
+TRIALS = {
+    "other seeds": STRONG["ppo"],
+    "pi-lr 1e-4": f"{STRONG['ppo']} --pi-lr 1e-4",
+    "vf-lr 3e-4": STRONG["ppo"].replace("--vf-lr 1e-4", "--vf-lr 3e-4"),
+    "target-kl 0.03": STRONG["ppo"].replace("--target-kl 1", "--target-kl 0.03"),
+    "target-kl 0.1": STRONG["ppo"].replace("--target-kl 1", "--target-kl 0.1"),
+}
+TRIALS = [part("ppo_tf1", f"strong, {x}", flags, range(10, 15)) for x, flags in TRIALS.items()]
 
 # Returns after a million steps that others have published, in the order of TASKS
 PUBLISHED = {
@@ -103,13 +114,12 @@ class Args:
 
 def run(args):
     """Train, by one grid per part; note on which machine and at which commit."""
-    names = [name for name, _, _ in PARTS]
+    names = [name for name, _, _ in PARTS + TRIALS]
     for name in args.parts:
         if name not in names:
-            raise SidespinError(f"there is no part {name}: choose from {', '.join(names)}")
-    for name, words, seeds in PARTS:
-        if args.parts and name not in args.parts:
-            continue
+            raise SidespinError(f"there is no part {name}: choose from {'; '.join(names)}")
+    chosen = [x for x in PARTS + TRIALS if x[0] in args.parts] if args.parts else PARTS
+    for name, words, seeds in chosen:
         seeds = [seed for seed in seeds if not args.seeds or seed in args.seeds]
         grid = [sys.executable, ROOT / "grid.py", *words, "--data-dir", args.data_dir]
         grid += ["--env-id", *TASKS, "--seed", *map(str, seeds)]
@@ -154,7 +164,7 @@ def collect(args):
             point = {"step": rows["step"].iloc[-1], "return": rows["return"].mean().round(1)}
             curves.append({**key, **point, "seconds": round(rows["Time"].iloc[-1])})
         own = [x for x in origins if x["part"] == name]
-        words = next((words for part, words, _ in PARTS if part == name), [name])
+        words = next((words for part, words, _ in PARTS + TRIALS if part == name), [name])
         versions = " ".join(f"{k} {v}" for k, v in config["versions"].items() if v)
         runs.append({**key, "steps": progress["step"].iloc[-1], "flags": " ".join(words[3:])})
         runs[-1] |= {k: " | ".join(dict.fromkeys(x[k] for x in own)) for k in ("machine", "commit")}
@@ -287,8 +297,8 @@ def unpack(args):
 
 FIGURES = {
     "on_policy.png": [
-        (f"{algo}_torch-{setting}", f"{algo.upper()}, {setting}")
-        for algo in ("ppo", "trpo", "vpg")
+        (f"{algo}_tf1-{setting}", f"{algo.upper()}, {setting}")
+        for algo in ON_POLICY
         for setting in ("strong", "default")
     ],
     "off_policy.png": [

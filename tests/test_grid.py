@@ -427,13 +427,19 @@ def test_failed_and_finished_runs_in_a_pipe(tmp_path, monkeypatch, capsys):
     assert "with different settings: --gamma 0.5 (was 0.99); choose another --exp-name" in sentence
 
 
-LONG = dict(env_id="CartPole-v1", epochs=60, steps_per_epoch=600, save_freq=3, hidden_sizes=(8,))
-LONG_WORDS = """vpg_torch --env-id CartPole-v1 --epochs 60 --steps-per-epoch 600 --save-freq 3
+LONG = dict(env_id="CartPole-v1", epochs=25, steps_per_epoch=600, save_freq=3, hidden_sizes=(8,))
+LONG_WORDS = """vpg_torch --env-id CartPole-v1 --epochs 25 --steps-per-epoch 600 --save-freq 3
     --hidden-sizes 8 --train-v-iters 2 --seed 0 1""".split()
 
 
 def start_on_terminal(command):
     """Start a command whose terminal is a pseudo-terminal; return the process and the other end."""
+
+    def take_terminal():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        for number in (signal.SIGINT, signal.SIGHUP):  # which background jobs and nohup ignore
+            signal.signal(number, signal.SIG_DFL)
+
     terminal, side = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -442,7 +448,7 @@ def start_on_terminal(command):
         stdout=side,
         stderr=side,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=take_terminal,
     )
     os.close(side)
     return process, terminal
@@ -463,14 +469,14 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     wait_until(lambda: "resuming after" in log.read_text() and epochs(first) >= 8)
     assert log.read_text().count("interrupted after") == 1
     shown = ""
-    while not re.search(r"_s0: running, epoch \d+/60, return \d.*, 0:\d\d:\d\d left", shown):
+    while not re.search(r"_s0: running, epoch \d+/25, return \d.*, 0:\d\d:\d\d left", shown):
         shown += os.read(terminal, 10**6).decode()
     os.write(terminal, b"\x03")
     shown += read_all(terminal)
     assert process.wait(30) == 130
     assert not processes(tmp_path / "a")
     assert "\x1b[2F\x1b[J" in shown, "what is below is redrawn in place"
-    assert re.search(r"_s0: stopped, epoch \d+/60, return .*\r\n", shown)
+    assert re.search(r"_s0: stopped, epoch \d+/25, return .*\r\n", shown)
     assert "2 runs: 1 stopped, 1 waiting\r\n" in shown
     assert "grid.py: interrupted; to resume: repeat the command" in shown
     assert log.read_text().count("interrupted after") == 2
@@ -483,7 +489,7 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     assert process.wait(30) == -signal.SIGHUP
     assert not processes(tmp_path / "a")
     assert log.read_text().count("interrupted after") == 3
-    assert epochs(first) < 60, "it was stopped half-way"
+    assert epochs(first) < 25, "it was stopped half-way"
     assert not second.exists()
 
     process = popen(*command)
@@ -494,7 +500,7 @@ def test_stopped_in_all_ways_and_resumed(tmp_path):
     assert "Traceback" not in log.read_text()
     unbroken = progress(train("vpg_torch", tmp_path / "b", **LONG, train_v_iters=2))
     pd.testing.assert_frame_equal(*(x.drop(columns=TIMES) for x in (progress(first), unbroken)))
-    assert epochs(second) == 60
+    assert epochs(second) == 25
 
 
 def test_a_signal_to_an_mpi_job_stops_its_runs(tmp_path):
