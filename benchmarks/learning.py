@@ -1,8 +1,8 @@
 """Learning curves of all scripts: train, collect, tabulate, draw.
 
-learning.csv holds the results, runs.csv where each run comes from: settings, commit, machine, date
-and versions. `collect` adds to both and leaves nothing out: every run that was started is there, as
-far as it got. Runs that another machine has added stay.
+learning.csv holds the results. runs.csv says where each run comes from: settings, commit, machine,
+date and versions; it also has the largest KL of an epoch. `collect` adds to both and leaves nothing
+out: every run that was started is there, as far as it got. Runs of other machines stay.
 
     python benchmarks/learning.py run
         train everything, part by part; repeat it to resume
@@ -68,14 +68,14 @@ def part(script, setting, flags, seeds):
 PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(3)) for algo in ON_POLICY]
+PARTS += [part("ppo_tf1", "strong", STRONG["ppo"], range(10, 13))]  # 0 to 2 chose the settings
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(1)) for algo in OFF_POLICY]
 PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
 
-# Variations of PPO, on seeds that no other table uses; they run only if --parts names them
+# Variations of PPO, on seeds that did not choose its strong settings; --parts must name them
 TRIALS = {
-    "other seeds": STRONG["ppo"],
     "pi-lr 1e-4": f"{STRONG['ppo']} --pi-lr 1e-4",
     "vf-lr 3e-4": STRONG["ppo"].replace("--vf-lr 1e-4", "--vf-lr 3e-4"),
     "target-kl 0.03": STRONG["ppo"].replace("--target-kl 1", "--target-kl 0.03"),
@@ -167,6 +167,8 @@ def collect(args):
         words = next((words for part, words, _ in PARTS + TRIALS if part == name), [name])
         versions = " ".join(f"{k} {v}" for k, v in config["versions"].items() if v)
         runs.append({**key, "steps": progress["step"].iloc[-1], "flags": " ".join(words[3:])})
+        if "KL" in progress:
+            runs[-1]["max_kl"] = progress["KL"].max().round(2)
         runs[-1] |= {k: " | ".join(dict.fromkeys(x[k] for x in own)) for k in ("machine", "commit")}
         runs[-1] |= {"started": own[0]["started"] if own else "", "versions": versions}
     for name, new in ("learning.csv", curves), ("runs.csv", runs):
@@ -265,10 +267,11 @@ def print_normalised(finals, steps):
                 done = steps[key] >= 1_000_000
                 scores.append(finals[key][done].to_numpy() / best)
         if len(scores) == len(TASKS) and min(map(len, scores)) >= 5:
-            scores = np.array([x[:5] for x in scores])
+            seeds = min(map(len, scores))
+            scores = np.array([x[:seeds] for x in scores])
             low, high = interval(scores, iqm)
             rows.append([f"`{script}.py`, {setting}", f"{iqm(scores.ravel()):.2f}"])
-            rows[-1] += [f"{low:.2f} to {high:.2f}", f"{len(scores)}", "5"]
+            rows[-1] += [f"{low:.2f} to {high:.2f}", f"{len(scores)}", f"{seeds}"]
     if len(rows) > 1:
         print("\n### All tasks, in units of Tianshou's PPO\n")
         print(markdown(rows))

@@ -92,9 +92,17 @@ def test_learning_tables_are_those_of_the_data(tmp_path):
     assert re.search(r"ppo_torch-strong .* Hopper-v4 .* 300.0 .* 3 \| 1,000,000 \|", shown), shown
 
 
-def test_the_results_page_has_the_tables_of_the_committed_data():
+def test_the_results_page_and_the_readme_have_the_tables_of_the_committed_data():
     page = (ROOT / "docs" / "results.md").read_text()
     tables = learning("tables")
     assert tables.count("|") > 20
     for line in tables.splitlines():
         assert line in page
+    readme = (ROOT / "README.md").read_text()
+    for setting, title in ("strong", "[strong settings]"), ("default", "default settings"):
+        (row,) = re.findall(rf"`ppo_tf1.py`, {setting} \| 1,000,000 (\|.*)", tables)
+        means = re.findall(r"\| (-?[\d,]+) \(", row)
+        (seeds,) = set(re.findall(r"\d+ seeds", row))
+        assert len(means) == 3
+        (shown,) = [line for line in readme.splitlines() if line.startswith(f"| PPO, {title}")]
+        assert shown.endswith(f", {seeds} | {' | '.join(means)} |")
