@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ ENDLESS |= dict(save_freq=3, epochs=10**6)
 def cluster():
     if slurm.missing():
         pytest.skip(f"needs Debian's slurm-wlm and munge: no {', '.join(slurm.missing())}")
-    with Cluster(scratch() / "slurm") as cluster:
+    # Tests of other modules may come in between, and then it starts anew: never in an old folder.
+    with Cluster(scratch() / f"slurm-{time.time_ns()}") as cluster:
         yield cluster
 
 
