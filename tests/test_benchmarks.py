@@ -104,5 +104,6 @@ def test_the_results_page_and_the_readme_have_the_tables_of_the_committed_data()
         means = re.findall(r"\| (-?[\d,]+) \(", row)
         (seeds,) = set(re.findall(r"\d+ seeds", row))
         assert len(means) == 3
-        (shown,) = [line for line in readme.splitlines() if line.startswith(f"| PPO, {title}")]
+        label = f"| `ppo_tf1.py`, {title}"
+        (shown,) = [line for line in readme.splitlines() if line.startswith(label)]
         assert shown.endswith(f", {seeds} | {' | '.join(means)} |")
