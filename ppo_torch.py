@@ -34,7 +34,16 @@ from common.launch import launch
 from common.logger import EpochLogger
 from common.mpi import mpi_avg, mpi_statistics_scalar, num_procs, proc_id
 from common.run import Run
-from common.torch_utils import Adam, Normalizer, State, Tanh, mpi_avg_grads, save_model, sync_params
+from common.torch_utils import (
+    Adam,
+    Linear,
+    Normalizer,
+    State,
+    Tanh,
+    mpi_avg_grads,
+    save_model,
+    sync_params,
+)
 
 
 @dataclass
@@ -69,7 +78,7 @@ def mlp(sizes, rng):
     """Linear layers with tanh between them; weights and biases from U(-1, 1) / sqrt(fan_in)."""
     layers = []
     for n_in, n_out in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(n_in, n_out), Tanh()]
+        layers += [Linear(n_in, n_out), Tanh()]
         for p in layers[-2].parameters():
             p.data.copy_(torch.as_tensor(rng.uniform(-1, 1, p.shape) / np.sqrt(n_in)))
     return nn.Sequential(*layers[:-1])

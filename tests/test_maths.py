@@ -101,6 +101,40 @@ def test_tanh_and_its_derivatives():
         np.testing.assert_allclose(found.detach(), true, atol=1e-6)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_by_onednn_and_its_derivatives(bias, monkeypatch):
+    import torch
+
+    from common import torch_utils
+
+    monkeypatch.setattr(torch_utils, "ONEDNN", torch.backends.mkldnn.is_available())
+    plain, fast = (kind(256, 256, bias) for kind in (torch.nn.Linear, torch_utils.Linear))
+    fast.load_state_dict(plain.state_dict())
+    x = torch.randn(128, 256, requires_grad=True)
+    # Gradients, second derivatives, no weight gradients, torch.func, and shapes it leaves alone
+    results = []
+    for net in plain, fast:
+        inputs = [x, *net.parameters()]
+        loss = net(x).tanh().sum()
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        second = torch.autograd.grad((first[0] ** 2).sum(), inputs[:2])
+        net(x).square().sum().backward()
+        all_grads, x.grad = [p.grad for p in inputs], None
+        net.zero_grad()
+        net(x).square().sum().backward(inputs=[x])
+        assert [p.grad for p in net.parameters()] == [None] * (1 + bias)
+        weights = dict(net.named_parameters())
+        by_func = torch.func.grad(lambda p, f: torch.func.functional_call(f, p, x).square().sum())
+        with torch.no_grad():
+            others = [net(x), net(x[None]), net(x[0])]
+        results.append([loss, *first, *second, *all_grads, x.grad, *by_func(weights, net).values()])
+        results[-1] += others
+        x.grad = None
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    assert "_Linear" in type(fast(x).grad_fn).__name__  # or this test would compare nothing
+
+
 def test_constant_advantages_do_not_divide_by_zero(module):
     buf = module.GAEBuffer(1, Discrete(2), 4, GAMMA, LAM)
     for _ in range(4):

@@ -161,7 +161,7 @@ def test_recipe_wrapper(tmp_path):
 
 def test_recipe_relu(tmp_path):
     network, numpy = (line.split("  #")[0] for line in RELU.splitlines())
-    edits = [("layers += [nn.Linear(n_in, n_out), Tanh()]", network)]
+    edits = [("layers += [Linear(n_in, n_out), Tanh()]", network)]
     edits.append(("x = np.tanh(w @ x + b)", numpy))
     edit(tmp_path, "ppo_torch.py", *edits)
     run = start("ppo_torch.py", *FEW, "--epochs", "1", cwd=tmp_path, warm=True)
