@@ -6,7 +6,7 @@ The idea: make actions that did better than expected more likely, with one gradi
     loss_v  =  mean( (V(o) - R)^2 )
 
 A is the GAE-lambda advantage, normalised over the steps of all ranks. R is the discounted
-reward-to-go, bootstrapped with V where a path is cut short.
+reward-to-go (with --vf-lam < 1, a lambda-return), bootstrapped with V where a path is cut short.
 
 Schulman et al. 2015, High-Dimensional Continuous Control Using Generalized Advantage Estimation,
 https://arxiv.org/abs/1506.02438
@@ -66,6 +66,7 @@ class Args:
     keep_models: bool = False  # keep every saved model, for play.py --itr
     norm: bool = False  # normalise observations and returns by their running mean and std
     lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
+    vf_lam: Fraction = 1.0  # the same for the returns that V learns; 1: rewards-to-go
     pi_lr: NonNegative = 3e-4  # learning rate of the policy
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
     train_v_iters: NonNegativeInt = 80  # passes over the epoch's steps to train the value function
@@ -182,11 +183,11 @@ class ValueFunction:
 class GAEBuffer:
     """One epoch of steps; values, advantages and returns are computed at its end, all at once."""
 
-    def __init__(self, obs_dim, action_space, size, gamma, lam):
+    def __init__(self, obs_dim, action_space, size, gamma, lam, vf_lam):
         self.o = np.zeros((size, obs_dim), np.float32)
         self.a = np.zeros((size, *action_space.shape), action_space.dtype)
         self.r = np.zeros(size, np.float32)
-        self.gamma, self.lam = gamma, lam
+        self.gamma, self.lam, self.vf_lam = gamma, lam, vf_lam
         self.ptr, self.paths = 0, []
 
     def store(self, o, a, r):
@@ -210,6 +211,7 @@ class GAEBuffer:
                 v2, next_adv, next_ret = last_v[t + 1], 0.0, last_v[t + 1]
             delta = r[t] + self.gamma * v2 - v[t]
             adv[t] = next_adv = delta + self.gamma * self.lam * next_adv
+            next_ret = (1 - self.vf_lam) * v2 + self.vf_lam * next_ret
             ret[t] = next_ret = r[t] + self.gamma * next_ret
             v2 = v[t]
         mean, std = mpi_statistics_scalar(adv)
@@ -245,7 +247,7 @@ def train(args, run):
     pi_optimizer = MpiAdamOptimizer(pi.params, args.pi_lr)
     v_optimizer = MpiAdamOptimizer(v.params, args.vf_lr)
     sess = make_session(args.threads)
-    buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam)
+    buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam, args.vf_lam)
 
     # Losses
     def compute_loss_pi(o, a, adv, logp_old):

@@ -542,8 +542,8 @@ def wrong_advantages(args, ranks, update):
             for t in range(n):
                 weights = (args.gamma * args.lam) ** np.arange(n - t)
                 true_adv.append(weights @ delta[t:])
-                discounts = args.gamma ** np.arange(n - t + 1)
-                true_ret.append(discounts @ [*r[t:], v[-1]])
+                weights = (args.gamma * args.vf_lam) ** np.arange(n - t)
+                true_ret.append(v[t] + weights @ delta[t:])  # vf_lam = 1: the reward-to-go
             true_values += list(v[:-1])
             kind = "runs out of time" if s.truncated else "is cut by the end of the epoch"
             kinds += ["terminates" if s.terminated else kind] * n

@@ -31,19 +31,29 @@ def evaluate(module, function, *arrays):
     return [x.detach().numpy() for x in out] if isinstance(out, tuple) else out.detach().numpy()
 
 
-def brute_force(r, v, last_v):
-    """Advantages and returns of one path by the definitions: sums over all later steps."""
+def brute_force(r, v, last_v, vf_lam):
+    """Advantages and returns of one path by the definitions: sums over all later steps.
+
+    A lambda-return is a mean of n-step returns, with weights (1 - lam) lam^(n - 1); the longest one
+    gets what is left. With lam = 1 it is the reward-to-go.
+    """
     n = len(r)
     v = [*v, last_v]
     delta = [r[t] + GAMMA * v[t + 1] - v[t] for t in range(n)]
     adv = [sum((GAMMA * LAM) ** k * delta[t + k] for k in range(n - t)) for t in range(n)]
-    ret = [
-        sum(GAMMA**k * r[t + k] for k in range(n - t)) + GAMMA ** (n - t) * last_v for t in range(n)
-    ]
+    ret = []
+    for t in range(n):
+        n_step = [
+            sum(GAMMA**k * r[t + k] for k in range(m)) + GAMMA**m * v[t + m]
+            for m in range(1, n - t + 1)
+        ]
+        weights = [(1 - vf_lam) * vf_lam**k for k in range(n - t - 1)] + [vf_lam ** (n - t - 1)]
+        ret.append(np.dot(weights, n_step))
     return adv, ret
 
 
-def test_gae_and_returns_by_definition(module):
+@pytest.mark.parametrize("vf_lam", [1.0, 0.6, 0.0])
+def test_gae_and_returns_by_definition(module, vf_lam):
     rng = np.random.default_rng(0)
     o = rng.standard_normal((12, 3)).astype(np.float32)
     last_o = rng.standard_normal((3, 3)).astype(np.float32)
@@ -52,7 +62,7 @@ def test_gae_and_returns_by_definition(module):
     def value(o):
         return o.sum(1) * 3 + 5
 
-    buf = module.GAEBuffer(3, Discrete(2), 12, GAMMA, LAM)
+    buf = module.GAEBuffer(3, Discrete(2), 12, GAMMA, LAM, vf_lam)
     ends = {4: True, 9: False, 12: False}  # terminated, truncated, cut by the end of the epoch
     for t in range(12):
         buf.store(o[t], t % 2, r[t])
@@ -62,9 +72,9 @@ def test_gae_and_returns_by_definition(module):
 
     last_v = value(last_o)
     pieces = [
-        brute_force(r[:4], value(o[:4]), 0.0),
-        brute_force(r[4:9], value(o[4:9]), last_v[1]),
-        brute_force(r[9:], value(o[9:]), last_v[2]),
+        brute_force(r[:4], value(o[:4]), 0.0, vf_lam),
+        brute_force(r[4:9], value(o[4:9]), last_v[1], vf_lam),
+        brute_force(r[9:], value(o[9:]), last_v[2], vf_lam),
     ]
     expected_adv = np.concatenate([adv for adv, _ in pieces])
     expected_adv = (expected_adv - expected_adv.mean()) / expected_adv.std()
@@ -136,7 +146,7 @@ def test_linear_by_onednn_and_its_derivatives(bias, monkeypatch):
 
 
 def test_constant_advantages_do_not_divide_by_zero(module):
-    buf = module.GAEBuffer(1, Discrete(2), 4, GAMMA, LAM)
+    buf = module.GAEBuffer(1, Discrete(2), 4, GAMMA, LAM, 1.0)
     for _ in range(4):
         buf.store(np.zeros(1), 0, 0.0)
     buf.finish_path(np.zeros(1), False)

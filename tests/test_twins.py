@@ -29,7 +29,7 @@ def twins(script, **settings):
         ("ppo", "CartPole-v1", dict(train_v_iters=1)),
         ("ppo", "Hopper-v4", dict(train_pi_iters=1)),
         ("ppo", "Hopper-v4", dict(norm=True, batch_size=1000, train_pi_iters=2, train_v_iters=5)),
-        ("trpo", "CartPole-v1", dict(norm=True)),
+        ("trpo", "CartPole-v1", dict(norm=True, vf_lam=0.9)),
         # One iteration of conjugate gradient gives a step along the gradient
         ("trpo", "Hopper-v4", dict(algo="npg", cg_iters=1, delta=1.0, train_v_iters=1)),
     ],
