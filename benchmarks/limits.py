@@ -52,8 +52,8 @@ def products_of_update(algo, batch_size, hidden_sizes, obs_dim, act_dim):
 def by_torch(products):
     jobs = [(torch.randn(n, k), torch.randn(k, m), torch.empty(n, m)) for n, k, m in products]
 
-    def compute():
-        for x, y, out in jobs:
+    def compute(times):
+        for x, y, out in times * jobs:
             torch.mm(x, y, out=out)
 
     return compute
@@ -62,8 +62,8 @@ def by_torch(products):
 def by_numpy(products):
     jobs = [[x.numpy() for x in map(torch.randn, ((n, k), (k, m), (n, m)))] for n, k, m in products]
 
-    def compute():
-        for x, y, out in jobs:
+    def compute(times):
+        for x, y, out in times * jobs:
             np.matmul(x, y, out=out)
 
     return compute
@@ -73,11 +73,21 @@ def by_xla(products):
     import tensorflow as tf
 
     jobs = [(tf.random.normal((n, k)), tf.random.normal((k, m))) for n, k, m in products]
-    all_products = tf.function(lambda jobs: [x @ y for x, y in jobs], jit_compile=True)
-    return lambda: all_products(jobs)
+
+    @tf.function(jit_compile=True)
+    def compute(times):
+        def body(i, _):
+            # What does not depend on i, XLA would compute once, before the loop.
+            return i + 1, [(x + 1e-9 * tf.cast(i, x.dtype)) @ y for x, y in jobs]
+
+        zeros = [tf.zeros((n, m)) for n, _, m in products]
+        _, results = tf.while_loop(lambda i, _: i < times, body, (0, zeros))
+        return tf.add_n([x[0, 0] for x in results])
+
+    return lambda times: compute(tf.constant(times))
 
 
-def fastest(products, rounds=20):
+def fastest(products, times=25, rounds=5):
     """Return a function that computes all products in the fastest way, and that way's name."""
     ways = {"torch": by_torch, "numpy": by_numpy, "xla": by_xla} if products else {}
     ways = {name: way(products) for name, way in ways.items()}
@@ -85,7 +95,7 @@ def fastest(products, rounds=20):
     for _ in range(rounds):
         for name, compute in ways.items():
             start = time.perf_counter()
-            compute()
+            compute(times)
             best[name] = min(best[name], time.perf_counter() - start)
     name = min(best, key=best.get, default=None)
     return ways.get(name), name
@@ -108,8 +118,8 @@ def main(env_id, algo=None, batch_size=0, *hidden_sizes):
             _, _, terminated, truncated, _ = env.step(a)
             if terminated or truncated:
                 env.reset()
-        for _ in range(len(actions) // 2 if two_updates else 0):
-            two_updates()
+        if two_updates:
+            two_updates(len(actions) // 2)
         connection.send((start, time.perf_counter(), way, 0, {}))
 
 
