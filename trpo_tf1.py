@@ -78,6 +78,7 @@ class Args:
     lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
     vf_lam: Fraction = 1.0  # the same for the returns that V learns; 1: rewards-to-go
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
+    decay: bool = False  # let the learning rate fall linearly to 0 over the epochs
     train_v_iters: NonNegativeInt = 80  # passes over the epoch's steps to train the value function
     batch_size: PositiveInt | None = None  # steps per gradient step on V, over all ranks; None: all
     algo: Literal["trpo", "npg"] = "trpo"  # npg takes the full step, without the line search
@@ -301,7 +302,9 @@ def train(args, run):
     policy = CategoricalPolicy if discrete else GaussianPolicy
     pi = policy(obs_dim, act_dim, args.hidden_sizes, weights_rng)
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
-    v_optimizer = MpiAdamOptimizer(v.params, args.vf_lr)
+    left = tf.get_variable("left", initializer=1.0, trainable=False)  # of the learning rate
+    decay = left.assign_sub(1 / args.epochs)
+    v_optimizer = MpiAdamOptimizer(v.params, left * args.vf_lr)
     sess = make_session(args.threads)
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam, args.vf_lam)
 
@@ -425,6 +428,8 @@ def train(args, run):
         batch.append(buf.minibatches(args.train_v_iters, local_batch, rng))
         logger.store(VVals=values, **run_update(*batch))
         pi_params = get_pi_params()
+        if args.decay:
+            sess.run(decay)
 
         logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:

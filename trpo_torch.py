@@ -73,6 +73,7 @@ class Args:
     lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
     vf_lam: Fraction = 1.0  # the same for the returns that V learns; 1: rewards-to-go
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
+    decay: bool = False  # let the learning rate fall linearly to 0 over the epochs
     train_v_iters: NonNegativeInt = 80  # passes over the epoch's steps to train the value function
     batch_size: PositiveInt | None = None  # steps per gradient step on V, over all ranks; None: all
     algo: Literal["trpo", "npg"] = "trpo"  # npg takes the full step, without the line search
@@ -401,6 +402,8 @@ def train(args, run):
 
         update()
         pi_params = get_pi_params()
+        if args.decay:
+            v_optimizer.param_groups[0]["lr"] -= args.vf_lr / args.epochs
 
         logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:

@@ -69,6 +69,7 @@ class Args:
     vf_lam: Fraction = 1.0  # the same for the returns that V learns; 1: rewards-to-go
     pi_lr: NonNegative = 3e-4  # learning rate of the policy
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
+    decay: bool = False  # let the learning rates fall linearly to 0 over the epochs
     train_v_iters: NonNegativeInt = 80  # passes over the epoch's steps to train the value function
     batch_size: PositiveInt | None = None  # steps per gradient step on V, over all ranks; None: all
 
@@ -244,8 +245,10 @@ def train(args, run):
     policy = CategoricalPolicy if discrete else GaussianPolicy
     pi = policy(obs_dim, act_dim, args.hidden_sizes, weights_rng)
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
-    pi_optimizer = MpiAdamOptimizer(pi.params, args.pi_lr)
-    v_optimizer = MpiAdamOptimizer(v.params, args.vf_lr)
+    left = tf.get_variable("left", initializer=1.0, trainable=False)  # of the learning rates
+    decay = left.assign_sub(1 / args.epochs)
+    pi_optimizer = MpiAdamOptimizer(pi.params, left * args.pi_lr)
+    v_optimizer = MpiAdamOptimizer(v.params, left * args.vf_lr)
     sess = make_session(args.threads)
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam, args.vf_lam)
 
@@ -338,6 +341,8 @@ def train(args, run):
         batch.append(buf.minibatches(args.train_v_iters, local_batch, rng))
         logger.store(VVals=values, **run_update(*batch))
         pi_params = get_pi_params()
+        if args.decay:
+            sess.run(decay)
 
         logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:

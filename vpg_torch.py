@@ -67,6 +67,7 @@ class Args:
     vf_lam: Fraction = 1.0  # the same for the returns that V learns; 1: rewards-to-go
     pi_lr: NonNegative = 3e-4  # learning rate of the policy
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
+    decay: bool = False  # let the learning rates fall linearly to 0 over the epochs
     train_v_iters: NonNegativeInt = 80  # passes over the epoch's steps to train the value function
     batch_size: PositiveInt | None = None  # steps per gradient step on V, over all ranks; None: all
 
@@ -325,6 +326,9 @@ def train(args, run):
 
         update()
         pi_params = get_pi_params()
+        if args.decay:
+            for optimizer, lr in (pi_optimizer, args.pi_lr), (v_optimizer, args.vf_lr):
+                optimizer.param_groups[0]["lr"] -= lr / args.epochs
 
         logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:

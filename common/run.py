@@ -38,7 +38,7 @@ MODELS = {"torch": "model.pt", "tf1": "tf1_save"}
 KEPT_MODELS = {"torch": "model_{}.pt", "tf1": "tf1_save_{}"}  # with --keep-models, by epoch
 RUN_FILES = """config.json* script.py progress.txt events.out.tfevents.* model*.pt* tf1_save*
     checkpoint""".split()
-# Arguments that may change when a run is resumed
+# Arguments that may change when a run is resumed; with --decay, rates depend on the epochs
 MAY_DIFFER = "epochs cpu threads data_dir exp_name save_freq resume overwrite keep_models".split()
 PACKAGES = "numpy torch tensorflow gymnasium mujoco mpi4py".split()
 TIMES = ("Time", "StepsPerSec")  # columns that differ even between identical runs
@@ -55,7 +55,8 @@ class Run:
         config = {**dataclasses.asdict(args), "exp_name": self.name}
         config |= {"script": self.script.stem, "ranks": self.ranks}
         self.config = json.loads(json.dumps(config, default=str))  # as read back: tuples are lists
-        self.identity = {k: v for k, v in self.config.items() if k not in MAY_DIFFER}
+        may_differ = set(MAY_DIFFER) - ({"epochs"} if self.config.get("decay") else set())
+        self.identity = {k: v for k, v in self.config.items() if k not in may_differ}
         self.table, self.resumes, self.epochs_done = None, False, None  # None: no step yet
         self.restored = False  # set by Checkpoint.restore()
         self.on_exit = contextlib.ExitStack()  # closed however the run ends

@@ -611,14 +611,14 @@ def test_a_changed_script_resumes_with_a_warning(tmp_path, capfd):
 
 TF1_RATE = [
     (
-        "    pi_optimizer = MpiAdamOptimizer(pi.params, args.pi_lr)",
+        "    pi_optimizer = MpiAdamOptimizer(pi.params, left * args.pi_lr)",
         "    rate = tf.Variable(args.pi_lr, trainable=False)\n"
         "    halve = rate.assign(0.5 * rate)\n"
         "    pi_optimizer = MpiAdamOptimizer(pi.params, rate)",
     ),
     (
-        "        pi_params = get_pi_params()\n\n",
-        "        pi_params = get_pi_params()\n        sess.run(halve)\n\n",
+        "        pi_params = get_pi_params()\n        if",
+        "        pi_params = get_pi_params()\n        sess.run(halve)\n        if",
     ),
 ]
 
@@ -628,7 +628,7 @@ def test_a_learning_rate_as_a_variable_in_tf1(tmp_path):
     then, now = rows(trained("ppo_tf1")), rows(folder)
     assert then[0] == now[0]
     assert then[1] != now[1], "the new rate was used"
-    state = {name: x for name, x in state_of(folder, 2).items() if "/" not in name}
+    state = {name: x for name, x in state_of(folder, 2).items() if name.startswith("Variable")}
     rates = [x for x in state.values() if x.dtype == np.float32 and x.ndim == 0]
     np.testing.assert_allclose(rates, [3e-4 / 4], rtol=1e-6)
 

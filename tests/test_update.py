@@ -17,6 +17,8 @@ from helpers import (
 )
 from record import checkpoint, flat, kept_model, record, recorded
 
+from common.errors import SidespinError
+
 LOW, HIGH = np.array([-1, 0.5]), np.array([3, 0.75])  # of the actions of envs:Mixed-v0
 CENTER, HALF_RANGE = (HIGH + LOW) / 2, (HIGH - LOW) / 2
 TINY = dict(env_id="envs:Mixed-v0", hidden_sizes=(5,), gamma=0.9)
@@ -463,3 +465,19 @@ def test_a_line_search_that_fails_restores_the_policy(script):
     assert not moved(script, "pi")
     assert kept.logged["BacktrackIters"].item() == kept.args.backtrack_iters
     assert kept.logged["KL"].item() == kept.logged["DeltaLossPi"].item() == 0
+
+
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
+def test_decay_halves_the_second_of_two_steps_and_fixes_the_number_of_epochs(script, tmp_path):
+    once = {**settings(script), "train_v_iters": 1}
+    once |= dict(train_pi_iters=1) if "ppo" in script else {}
+    nets = ["v"] if "trpo" in script else ["pi", "v"]
+    steps = {}
+    for decay in (False, True):
+        folder = train(script, tmp_path / str(decay), decay=decay, **once)
+        before, after = (checkpoint(folder, epoch).nets for epoch in (1, 2))
+        steps[decay] = [flat(after[net]) - flat(before[net]) for net in nets]
+    for whole, half in zip(steps[False], steps[True], strict=True):
+        assert relative_distance([2 * half], [whole]) < 1e-4
+    with pytest.raises(SidespinError, match=r"different settings: epochs 3 \(was 2\)"):
+        train(script, tmp_path / "True", decay=True, resume=True, **{**once, "epochs": 3})
