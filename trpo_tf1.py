@@ -50,6 +50,7 @@ from common.tf1_utils import (
     State,
     compiled,
     flat_concat,
+    init_orthogonal,
     make_session,
     mpi_avg,
     save_model,
@@ -75,6 +76,7 @@ class Args:
     overwrite: bool = False  # replace the existing run
     keep_models: bool = False  # keep every saved model, for play.py --itr
     norm: bool = False  # normalise observations and returns by their running mean and std
+    ortho: bool = False  # begin with orthogonal weights, and with small ones before the actions
     lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
     vf_lam: Fraction = 1.0  # the same for the returns that V learns; 1: rewards-to-go
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
@@ -303,9 +305,11 @@ def train(args, run):
     pi = policy(obs_dim, act_dim, args.hidden_sizes, weights_rng)
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
     left = tf.get_variable("left", initializer=1.0, trainable=False)  # of the learning rate
-    decay = left.assign_sub(1 / args.epochs)
     v_optimizer = MpiAdamOptimizer(v.params, left * args.vf_lr)
     sess = make_session(args.threads)
+    if args.ortho:
+        init_orthogonal(pi.net.params, 0.01, weights_rng, sess)
+        init_orthogonal(v.net.params, 1.0, weights_rng, sess)
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam, args.vf_lam)
 
     # Losses
@@ -376,6 +380,8 @@ def train(args, run):
         stats |= {"BacktrackIters": j}
         if args.norm:  # pi's only now: up to here it had to be the policy that acted
             pi.obs.update(o)
+        if args.decay:
+            left.assign_sub(1 / args.epochs)
         return stats
 
     # Session: placeholders for one epoch's batch, and what is computed from them
@@ -428,8 +434,6 @@ def train(args, run):
         batch.append(buf.minibatches(args.train_v_iters, local_batch, rng))
         logger.store(VVals=values, **run_update(*batch))
         pi_params = get_pi_params()
-        if args.decay:
-            sess.run(decay)
 
         logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:

@@ -46,6 +46,7 @@ from common.torch_utils import (
     Normalizer,
     State,
     Tanh,
+    init_orthogonal,
     mpi_avg_grads,
     save_model,
     sync_params,
@@ -70,6 +71,7 @@ class Args:
     overwrite: bool = False  # replace the existing run
     keep_models: bool = False  # keep every saved model, for play.py --itr
     norm: bool = False  # normalise observations and returns by their running mean and std
+    ortho: bool = False  # begin with orthogonal weights, and with small ones before the actions
     lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
     vf_lam: Fraction = 1.0  # the same for the returns that V learns; 1: rewards-to-go
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
@@ -285,6 +287,9 @@ def train(args, run):
     policy = CategoricalPolicy if discrete else GaussianPolicy
     pi = policy(obs_dim, act_dim, args.hidden_sizes, weights_rng)
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
+    if args.ortho:
+        init_orthogonal(pi.net, 0.01, weights_rng)
+        init_orthogonal(v.net, 1.0, weights_rng)
     model = nn.ModuleDict({"pi": pi, "v": v})
     sync_params(model)
     v_optimizer = Adam(v.parameters(), lr=args.vf_lr)
@@ -365,6 +370,8 @@ def train(args, run):
         logger.store(BacktrackIters=j)
         if args.norm:  # pi's only now: up to here it had to be the policy that acted
             pi.obs.update(o)
+        if args.decay:
+            v_optimizer.param_groups[0]["lr"] -= args.vf_lr / args.epochs
 
     # Act in NumPy, on arrays that share memory with the policy's parameters
     def get_pi_params():
@@ -402,8 +409,6 @@ def train(args, run):
 
         update()
         pi_params = get_pi_params()
-        if args.decay:
-            v_optimizer.param_groups[0]["lr"] -= args.vf_lr / args.epochs
 
         logger.dump(epoch)
         if (epoch + 1) % args.save_freq == 0 or epoch + 1 == args.epochs:

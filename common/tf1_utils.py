@@ -13,6 +13,7 @@ from common import mpi
 from common.errors import SidespinError
 from common.mpi import broadcast, num_procs, proc_id
 from common.run import KEPT_MODELS, MODELS
+from common.weights import orthogonal_layers
 
 
 def make_session(threads=1):
@@ -34,6 +35,14 @@ def make_session(threads=1):
 def load(variable, value, sess):
     """Overwrite a variable with an array."""
     sess.run(variable.initializer, {variable.initializer.inputs[1]: value})
+
+
+def init_orthogonal(params, last_gain, rng, sess):
+    """Overwrite the weights of an MLP [w, b, w, b, ...] with orthogonal ones, its biases with 0."""
+    weights = orthogonal_layers([w.shape.as_list() for w in params[::2]], last_gain, rng)
+    for w, b, value in zip(params[::2], params[1::2], weights):
+        load(w, value, sess)
+        load(b, np.zeros(b.shape, np.float32), sess)
 
 
 def compiled(update):

@@ -11,12 +11,23 @@ from torch.optim.lr_scheduler import LRScheduler
 from common.errors import SidespinError
 from common.mpi import broadcast, mpi_avg, num_procs, proc_id
 from common.run import KEPT_MODELS, MODELS, write_file
+from common.weights import orthogonal_layers
 
 
 def sync_params(module):
     """Overwrite the module's parameters and buffers on every rank with rank 0's."""
     for x in module.state_dict().values():
         broadcast(x.numpy())
+
+
+@torch.no_grad()
+def init_orthogonal(net, last_gain, rng):
+    """Overwrite the weights of linear layers with orthogonal ones, and their biases with 0."""
+    layers = [x for x in net.modules() if isinstance(x, nn.Linear)]
+    weights = orthogonal_layers([x.weight.shape for x in layers], last_gain, rng)
+    for layer, value in zip(layers, weights):
+        layer.weight.copy_(torch.as_tensor(value))
+        layer.bias.zero_()
 
 
 class Adam(torch.optim.Adam):

@@ -617,8 +617,8 @@ TF1_RATE = [
         "    pi_optimizer = MpiAdamOptimizer(pi.params, rate)",
     ),
     (
-        "        pi_params = get_pi_params()\n        if",
-        "        pi_params = get_pi_params()\n        sess.run(halve)\n        if",
+        "        pi_params = get_pi_params()\n\n",
+        "        pi_params = get_pi_params()\n        sess.run(halve)\n\n",
     ),
 ]
 

@@ -28,9 +28,8 @@ def assert_one_policy(run):
 
 @pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
 def test_two_ranks_are_one_with_twice_the_data(script, tmp_path):
-    settings = dict(
-        env_id="Hopper-v4", epochs=1, steps_per_epoch=1000, train_v_iters=1, norm=True, vf_lam=0.9
-    )
+    settings = dict(env_id="Hopper-v4", epochs=1, steps_per_epoch=1000, train_v_iters=1)
+    settings |= dict(norm=True, vf_lam=0.9, ortho=True)
     settings |= dict(train_pi_iters=1) if "ppo" in script else {}
     mine, other = record_apart(script, ranks=2, **settings)
     assert not np.array_equal(mine.batches[0][0], other.batches[0][0]), "the same observations"

@@ -36,7 +36,8 @@ from common.errors import SidespinError
 
 # Twelve epochs of about a tenth of a second; the replay buffer of off-policy scripts wraps.
 SHORT = dict(env_id="Hopper-v4", epochs=12, steps_per_epoch=120, hidden_sizes=(8,))
-SHORT_ON_POLICY = dict(train_v_iters=4, norm=True, batch_size=40, vf_lam=0.9, decay=True)
+SHORT_ON_POLICY = dict(train_v_iters=4, batch_size=40)
+SHORT_ON_POLICY |= dict(norm=True, vf_lam=0.9, decay=True, ortho=True)
 SHORT_OFF_POLICY = dict(start_steps=120, update_after=120, update_every=40, batch_size=16)
 SHORT_OFF_POLICY |= dict(replay_size=250, num_test_episodes=1)
 

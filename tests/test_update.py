@@ -422,7 +422,7 @@ def test_the_line_search_keeps_the_kl_limit(script):
     assert all(npg.logged["BacktrackIters"] == 0)
 
 
-def unmoved(script):
+def unmoved(script, **more):
     """Return a run whose only update leaves all networks as they were.
 
     TRPO has no learning rate. Its full step breaks the limit, and the line search tries no other.
@@ -430,7 +430,7 @@ def unmoved(script):
     own = dict(pi_lr=0.0, plain=script in TF1)
     if "trpo" in script:
         own = dict(delta=1.0, cg_iters=5, backtrack_coeff=1.0, backtrack_iters=3)
-    return recorded(script, epochs=1, steps_per_epoch=60, train_v_iters=0, **TINY, **own)
+    return recorded(script, epochs=1, steps_per_epoch=60, train_v_iters=0, **TINY, **own, **more)
 
 
 def moved(script, net):
@@ -457,6 +457,19 @@ def test_weights_start_alike_and_as_torch_would_draw_them(script):
         bound = w.shape[1] ** -0.5
         assert 0.5 * bound < np.abs(w).max() <= bound
         assert np.abs(b).max() <= bound
+
+
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
+def test_orthogonal_weights(script):
+    nets = checkpoint(unmoved(script, ortho=True).folder, 1).nets
+    twin = checkpoint(unmoved("vpg_torch", ortho=True).folder, 1).nets
+    assert flat(nets["pi"] + nets["v"]).tolist() == flat(twin["pi"] + twin["v"]).tolist()
+    for (w1, b1, w2, b2), last_gain in (nets["pi"][1:], 0.01), (nets["v"], 1.0):
+        assert not b1.any()
+        assert not b2.any()
+        for w, gain in (w1, np.sqrt(2)), (w2, last_gain):
+            w = w if w.shape[0] < w.shape[1] else w.T
+            np.testing.assert_allclose(w @ w.T, gain**2 * np.eye(len(w)), atol=1e-6 * gain**2)
 
 
 @pytest.mark.parametrize("script", ["trpo_torch", "trpo_tf1"])
