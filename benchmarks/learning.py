@@ -47,13 +47,12 @@ TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
 ON_POLICY, OFF_POLICY = ("ppo", "trpo", "vpg"), ("sac", "td3", "ddpg")
 
 # The settings that README recommends
+ON_POLICY_STRONG = "--norm --ortho --decay --steps-per-epoch 2000 --epochs 500 --lam 0.95"
+ON_POLICY_STRONG += " --vf-lam 0.95 --batch-size 64 --train-v-iters 10 --vf-lr 3e-4"
 STRONG = {
-    "vpg": "--norm --steps-per-epoch 2000 --epochs 500 --lam 0.95 --batch-size 64"
-    " --train-v-iters 10 --vf-lr 1e-4",
-    "ppo": "--norm --steps-per-epoch 2000 --epochs 500 --lam 0.95 --batch-size 64"
-    " --train-v-iters 10 --vf-lr 1e-4 --train-pi-iters 10 --target-kl 1",
-    "trpo": "--norm --steps-per-epoch 2000 --epochs 500 --lam 0.95 --batch-size 64"
-    " --train-v-iters 10 --vf-lr 1e-4",
+    "vpg": ON_POLICY_STRONG,
+    "ppo": f"{ON_POLICY_STRONG} --train-pi-iters 10 --target-kl 1",
+    "trpo": ON_POLICY_STRONG,
     "sac": "--autotune --lr 3e-4 --batch-size 256 --epochs 50",
 }
 
@@ -67,19 +66,21 @@ def part(script, setting, flags, seeds):
 # On-policy a million steps, off-policy 200,000: extend these with `run --epochs 250`.
 PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in ON_POLICY]
-PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(3)) for algo in ON_POLICY]
-PARTS += [part("ppo_tf1", "strong", STRONG["ppo"], range(10, 13))]  # 0 to 2 chose the settings
+PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(1)) for algo in OFF_POLICY]
 PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
 
-# Variations of PPO, on seeds that did not choose its strong settings; --parts must name them
+# Variations of PPO's strong settings, on seeds of their own; --parts must name them
 TRIALS = {
-    "pi-lr 1e-4": f"{STRONG['ppo']} --pi-lr 1e-4",
-    "vf-lr 3e-4": STRONG["ppo"].replace("--vf-lr 1e-4", "--vf-lr 3e-4"),
-    "target-kl 0.03": STRONG["ppo"].replace("--target-kl 1", "--target-kl 0.03"),
-    "target-kl 0.1": STRONG["ppo"].replace("--target-kl 1", "--target-kl 0.1"),
+    "seeds of the trials": STRONG["ppo"],
+    "vf-lam 0.98": STRONG["ppo"].replace("--vf-lam 0.95", "--vf-lam 0.98"),
+    "without --ortho": STRONG["ppo"].replace(" --ortho", ""),
+    "without --decay": STRONG["ppo"].replace(" --decay", ""),
+    "without --vf-lam": STRONG["ppo"].replace(" --vf-lam 0.95", ""),
+    "without --norm": STRONG["ppo"].replace("--norm ", ""),
+    "vf-lr 1e-4": STRONG["ppo"].replace("--vf-lr 3e-4", "--vf-lr 1e-4"),
 }
 TRIALS = [part("ppo_tf1", f"strong, {x}", flags, range(10, 15)) for x, flags in TRIALS.items()]
 
