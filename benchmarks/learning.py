@@ -81,6 +81,7 @@ TRIALS = {
     "without --vf-lam": STRONG["ppo"].replace(" --vf-lam 0.95", ""),
     "without --norm": STRONG["ppo"].replace("--norm ", ""),
     "vf-lr 1e-4": STRONG["ppo"].replace("--vf-lr 3e-4", "--vf-lr 1e-4"),
+    "pi-lr 6e-4": f"{STRONG['ppo']} --pi-lr 6e-4",
 }
 TRIALS = [part("ppo_tf1", f"strong, {x}", flags, range(10, 15)) for x, flags in TRIALS.items()]
 
@@ -106,6 +107,7 @@ class Args:
     ]
     parts: tuple[str, ...] = ()  # run: names of parts, such as ppo_torch-strong; none: all
     seeds: tuple[NonNegativeInt, ...] = ()  # run: only these seeds; none: all of a part
+    tasks: tuple[str, ...] = ()  # run: only these environments; none: all
     epochs: PositiveInt | None = None  # run: train for this many epochs; None: the part's own
     workers: PositiveInt | None = None  # run: number of parallel runs; None: as many as fit
     data_dir: str = "runs/learning"  # where the runs are
@@ -123,7 +125,7 @@ def run(args):
     for name, words, seeds in chosen:
         seeds = [seed for seed in seeds if not args.seeds or seed in args.seeds]
         grid = [sys.executable, ROOT / "grid.py", *words, "--data-dir", args.data_dir]
-        grid += ["--env-id", *TASKS, "--seed", *map(str, seeds)]
+        grid += ["--env-id", *(args.tasks or TASKS), "--seed", *map(str, seeds)]
         grid += ["--workers", str(args.workers)] if args.workers else []
         if args.epochs:
             grid[grid.index("--epochs") + 1] = str(args.epochs)
