@@ -21,11 +21,13 @@ out: every run that was started is there, as far as it got. Runs of other machin
 import json
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -67,6 +69,7 @@ def part(script, setting, flags, seeds):
 PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
+PARTS += [part("ppo_tf1", "strong", STRONG["ppo"], range(10, 15))]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(1)) for algo in OFF_POLICY]
@@ -74,7 +77,6 @@ PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
 
 # Variations of PPO's strong settings, on seeds of their own; --parts must name them
 TRIALS = {
-    "seeds of the trials": STRONG["ppo"],
     "vf-lam 0.98": STRONG["ppo"].replace("--vf-lam 0.95", "--vf-lam 0.98"),
     "without --ortho": STRONG["ppo"].replace(" --ortho", ""),
     "without --decay": STRONG["ppo"].replace(" --decay", ""),
@@ -84,6 +86,10 @@ TRIALS = {
     "pi-lr 6e-4": f"{STRONG['ppo']} --pi-lr 6e-4",
 }
 TRIALS = [part("ppo_tf1", f"strong, {x}", flags, range(10, 15)) for x, flags in TRIALS.items()]
+
+# Stable-Baselines3 with its own defaults, by sb3.py, if it is installed: algorithm and steps
+PEERS = {"sb3_ppo-default": ("ppo", 1_000_000), "sb3_trpo-default": ("trpo", 1_000_000)}
+PEERS |= {"sb3_sac-default": ("sac", 200_000)}
 
 # Returns after a million steps that others have published, in the order of TASKS
 PUBLISHED = {
@@ -117,23 +123,45 @@ class Args:
 
 def run(args):
     """Train, by one grid per part; note on which machine and at which commit."""
-    names = [name for name, _, _ in PARTS + TRIALS]
+    names = [*(name for name, _, _ in PARTS + TRIALS), *PEERS]
     for name in args.parts:
         if name not in names:
             raise SidespinError(f"there is no part {name}: choose from {'; '.join(names)}")
     chosen = [x for x in PARTS + TRIALS if x[0] in args.parts] if args.parts else PARTS
     for name, words, seeds in chosen:
         seeds = [seed for seed in seeds if not args.seeds or seed in args.seeds]
+        note_origin(args, name)
         grid = [sys.executable, ROOT / "grid.py", *words, "--data-dir", args.data_dir]
         grid += ["--env-id", *(args.tasks or TASKS), "--seed", *map(str, seeds)]
         grid += ["--workers", str(args.workers)] if args.workers else []
         if args.epochs:
             grid[grid.index("--epochs") + 1] = str(args.epochs)
-        Path(args.data_dir).mkdir(parents=True, exist_ok=True)
-        with open(Path(args.data_dir) / "origins.jsonl", "a") as file:
-            print(json.dumps({"part": name, **origin()}), file=file)
         if subprocess.run(grid).returncode:
             raise SidespinError(f"{name} did not finish: repeat the command to resume", 1)
+    for name in PEERS if args.parts or find_spec("stable_baselines3") else ():
+        if not args.parts or name in args.parts:
+            note_origin(args, name)
+            run_peer(args, name)
+
+
+def run_peer(args, name):
+    """Train with Stable-Baselines3, one run after another; it cannot resume one that was cut."""
+    algo, steps = PEERS[name]
+    for task in args.tasks or TASKS[:2]:
+        for seed in args.seeds or range(3):
+            folder = Path(args.data_dir) / f"{name}_{task}" / f"{name}_{task}_s{seed}"
+            table = read_progress(folder)
+            if table is None or len(table) < steps // 4000:
+                shutil.rmtree(folder, ignore_errors=True)
+                words = [algo, "--env-id", task, "--seed", seed, "--steps", steps]
+                words = [sys.executable, ROOT / "benchmarks" / "sb3.py", *map(str, words)]
+                subprocess.run([*words, "--data-dir", args.data_dir], check=True)
+
+
+def note_origin(args, name):
+    Path(args.data_dir).mkdir(parents=True, exist_ok=True)
+    with open(Path(args.data_dir) / "origins.jsonl", "a") as file:
+        print(json.dumps({"part": name, **origin()}), file=file)
 
 
 def origin():
@@ -220,7 +248,7 @@ def tables(args):
     finals, steps = final_returns(curves), curves.groupby(KEY)["step"].max()
     settings = list(dict.fromkeys(curves["setting"].sort_values()))
     for algo, published in PUBLISHED.items():
-        scripts = [f"{algo}_{framework}" for framework in ("torch", "tf1")]
+        scripts = [f"{algo}_torch", f"{algo}_tf1", f"sb3_{algo}"]
         rows = [row(script, x, finals, steps) for script in scripts for x in ("default", "strong")]
         for source, returns in published.items():
             numbers = ["-" if x is None else f"{x:,}" for x in returns]
@@ -249,7 +277,8 @@ def row(script, setting, finals, steps):
     if not reached:
         return None
     least, most = f"{min(reached):,}", f"{max(reached):,}"
-    return [f"`{script}.py`, {setting}", least if least == most else f"{least} to {most}", *cells]
+    title = "Stable-Baselines3" if script.startswith("sb3_") else f"`{script}.py`"
+    return [f"{title}, {setting}", least if least == most else f"{least} to {most}", *cells]
 
 
 def print_table(title, rows, references=0):

@@ -76,6 +76,22 @@ def test_learning_runs_and_is_collected(tmp_path):
     assert runs["versions"].str.contains("torch 2").all()
 
 
+def test_learning_of_a_peer_is_collected(tmp_path):
+    """Skipped in CI, which does not install benchmarks/requirements.txt."""
+    pytest.importorskip("stable_baselines3")
+    script = ROOT / "benchmarks" / "sb3.py"
+    words = ["ppo", "--env-id", "Hopper-v4", "--seed", 3, "--steps", 4000]
+    done = start(script, *words, "--data-dir", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "runs" / "origins.jsonl").write_text("")
+    learning("collect", "--data-dir", tmp_path / "runs", "--results", tmp_path)
+    (row,) = pd.read_csv(tmp_path / "learning.csv").to_dict("records")
+    assert (row["script"], row["setting"], row["step"]) == ("sb3_ppo", "default", 4000)
+    assert 5 < row["return"] < 200
+    tables = learning("tables", "--results", tmp_path)
+    assert f"| Stable-Baselines3, default | 4,000 | - | {row['return']:.0f}, 1 seed | - |" in tables
+
+
 def test_learning_tables_are_those_of_the_data(tmp_path):
     """The last tenth of a run counts; the mean over seeds comes with its interval."""
     rows = ["script,setting,env_id,seed,step,return,seconds"]
