@@ -66,12 +66,12 @@ class Args:
     overwrite: bool = False  # replace the existing run
     keep_models: bool = False  # keep every saved model, for play.py --itr
     norm: bool = False  # normalise observations and returns by their running mean and std
-    ortho: bool = False  # begin with orthogonal weights, and with small ones before the actions
+    ortho: bool = False  # orthogonal initial weights; the policy's last layer starts near 0
     lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
-    vf_lam: Fraction = 1.0  # the same for the returns that V learns; 1: rewards-to-go
+    vf_lam: Fraction = 1.0  # lambda of the returns that V is fitted to; 1: rewards-to-go
     pi_lr: NonNegative = 3e-4  # learning rate of the policy
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
-    decay: bool = False  # let the learning rates fall linearly to 0 over the epochs
+    decay: bool = False  # decay the learning rates linearly to 0; this fixes --epochs
     train_v_iters: NonNegativeInt = 80  # passes over the epoch's steps to train the value function
     batch_size: PositiveInt | None = None  # steps per gradient step on V, over all ranks; None: all
 
@@ -247,9 +247,10 @@ def train(args, run):
     policy = CategoricalPolicy if discrete else GaussianPolicy
     pi = policy(obs_dim, act_dim, args.hidden_sizes, weights_rng)
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
-    left = tf.get_variable("left", initializer=1.0, trainable=False)  # of the learning rates
-    pi_optimizer = MpiAdamOptimizer(pi.params, left * args.pi_lr)
-    v_optimizer = MpiAdamOptimizer(v.params, left * args.vf_lr)
+    decayed = tf.get_variable("decayed", initializer=0.0, trainable=False)  # for how many epochs
+    rate = 1 - decayed / args.epochs
+    pi_optimizer = MpiAdamOptimizer(pi.params, rate * args.pi_lr)
+    v_optimizer = MpiAdamOptimizer(v.params, rate * args.vf_lr)
     sess = make_session(args.threads)
     if args.ortho:
         init_orthogonal(pi.net.params, 0.01, weights_rng, sess)
@@ -294,7 +295,7 @@ def train(args, run):
         if args.norm:  # pi's only now: up to here it had to be the policy that acted
             pi.obs.update(o)
         if args.decay:
-            left.assign_sub(1 / args.epochs)
+            decayed.assign_add(1.0)
         return stats
 
     # Session: placeholders for one epoch's batch, and what is computed from them

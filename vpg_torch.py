@@ -64,12 +64,12 @@ class Args:
     overwrite: bool = False  # replace the existing run
     keep_models: bool = False  # keep every saved model, for play.py --itr
     norm: bool = False  # normalise observations and returns by their running mean and std
-    ortho: bool = False  # begin with orthogonal weights, and with small ones before the actions
+    ortho: bool = False  # orthogonal initial weights; the policy's last layer starts near 0
     lam: Fraction = 0.97  # GAE-lambda; lower values trust V more: less variance, more bias
-    vf_lam: Fraction = 1.0  # the same for the returns that V learns; 1: rewards-to-go
+    vf_lam: Fraction = 1.0  # lambda of the returns that V is fitted to; 1: rewards-to-go
     pi_lr: NonNegative = 3e-4  # learning rate of the policy
     vf_lr: NonNegative = 1e-3  # learning rate of the value function
-    decay: bool = False  # let the learning rates fall linearly to 0 over the epochs
+    decay: bool = False  # decay the learning rates linearly to 0; this fixes --epochs
     train_v_iters: NonNegativeInt = 80  # passes over the epoch's steps to train the value function
     batch_size: PositiveInt | None = None  # steps per gradient step on V, over all ranks; None: all
 
@@ -295,8 +295,8 @@ def train(args, run):
         if args.norm:  # pi's only now: up to here it had to be the policy that acted
             pi.obs.update(o)
         if args.decay:
-            for optimizer, lr in (pi_optimizer, args.pi_lr), (v_optimizer, args.vf_lr):
-                optimizer.param_groups[0]["lr"] -= lr / args.epochs
+            for group in pi_optimizer.param_groups + v_optimizer.param_groups:
+                group["lr"] *= 1 - 1 / (args.epochs - epoch)  # linearly, to 0 after the last epoch
 
     # Act in NumPy, on arrays that share memory with the policy's parameters
     def get_pi_params():

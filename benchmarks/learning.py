@@ -21,7 +21,6 @@ out: every run that was started is there, as far as it got. Runs of other machin
 import json
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,13 +68,13 @@ def part(script, setting, flags, seeds):
 PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
-PARTS += [part("ppo_tf1", "strong", STRONG["ppo"], range(10, 15))]
+PARTS += [part("ppo_tf1", "strong", STRONG["ppo"], range(10, 15))]  # they chose the settings
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(1)) for algo in OFF_POLICY]
 PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
 
-# Variations of PPO's strong settings, on seeds of their own; --parts must name them
+# Variations of PPO's strong settings, on the seeds that chose them; --parts must name them
 TRIALS = {
     "vf-lam 0.98": STRONG["ppo"].replace("--vf-lam 0.95", "--vf-lam 0.98"),
     "without --ortho": STRONG["ppo"].replace(" --ortho", ""),
@@ -138,24 +137,24 @@ def run(args):
             grid[grid.index("--epochs") + 1] = str(args.epochs)
         if subprocess.run(grid).returncode:
             raise SidespinError(f"{name} did not finish: repeat the command to resume", 1)
-    for name in PEERS if args.parts or find_spec("stable_baselines3") else ():
+    installed = find_spec("stable_baselines3") and find_spec("sb3_contrib")
+    for name in PEERS if args.parts or installed else ():
         if not args.parts or name in args.parts:
             note_origin(args, name)
             run_peer(args, name)
 
 
 def run_peer(args, name):
-    """Train with Stable-Baselines3, one run after another; it cannot resume one that was cut."""
+    """Train with Stable-Baselines3, one run after another, unless it is there already."""
     algo, steps = PEERS[name]
     for task in args.tasks or TASKS[:2]:
         for seed in args.seeds or range(3):
-            folder = Path(args.data_dir) / f"{name}_{task}" / f"{name}_{task}_s{seed}"
-            table = read_progress(folder)
-            if table is None or len(table) < steps // 4000:
-                shutil.rmtree(folder, ignore_errors=True)
-                words = [algo, "--env-id", task, "--seed", seed, "--steps", steps]
-                words = [sys.executable, ROOT / "benchmarks" / "sb3.py", *map(str, words)]
-                subprocess.run([*words, "--data-dir", args.data_dir], check=True)
+            if (Path(args.data_dir) / f"{name}_{task}" / f"{name}_{task}_s{seed}").exists():
+                continue  # one that was cut stays as it is: it cannot be resumed
+            words = [algo, "--env-id", task, "--seed", seed, "--steps", steps]
+            words = [sys.executable, ROOT / "benchmarks" / "sb3.py", *map(str, words)]
+            if subprocess.run([*words, "--data-dir", args.data_dir]).returncode:
+                raise SidespinError(f"{name} on {task} with seed {seed} failed", 1)
 
 
 def note_origin(args, name):

@@ -14,6 +14,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -75,11 +76,13 @@ def main(args):
     folder.mkdir(parents=True)  # a run that is there already is never overwritten
     config = {"script": f"sb3_{args.algo}", "env_id": args.env_id, "seed": args.seed}
     config |= {"exp_name": name, "epochs": args.steps // 4000}
-    config["versions"] = {package: version(package) for package in VERSIONS}
+    config["versions"] = {x: version(x) for x in VERSIONS if find_spec(x.replace("-", "_"))}
     (folder / "config.json").write_text(json.dumps(config, indent=4))
     kind = getattr(importlib.import_module(PACKAGES[args.algo]), args.algo.upper())
     model = kind("MlpPolicy", gym.make(args.env_id), device="cpu", seed=args.seed)
     test_env = Monitor(gym.make(args.env_id)) if args.algo == "sac" else None
+    if test_env:
+        test_env.reset(seed=args.seed)
     with open(folder / "progress.txt", "w") as file:
         model.learn(args.steps, callback=Table(file, test_env))
 

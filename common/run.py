@@ -38,7 +38,7 @@ MODELS = {"torch": "model.pt", "tf1": "tf1_save"}
 KEPT_MODELS = {"torch": "model_{}.pt", "tf1": "tf1_save_{}"}  # with --keep-models, by epoch
 RUN_FILES = """config.json* script.py progress.txt events.out.tfevents.* model*.pt* tf1_save*
     checkpoint""".split()
-# Arguments that may change when a run is resumed; with --decay, rates depend on the epochs
+# Arguments that may change when a run is resumed
 MAY_DIFFER = "epochs cpu threads data_dir exp_name save_freq resume overwrite keep_models".split()
 PACKAGES = "numpy torch tensorflow gymnasium mujoco mpi4py".split()
 TIMES = ("Time", "StepsPerSec")  # columns that differ even between identical runs
@@ -55,7 +55,8 @@ class Run:
         config = {**dataclasses.asdict(args), "exp_name": self.name}
         config |= {"script": self.script.stem, "ranks": self.ranks}
         self.config = json.loads(json.dumps(config, default=str))  # as read back: tuples are lists
-        may_differ = set(MAY_DIFFER) - ({"epochs"} if self.config.get("decay") else set())
+        # With --decay, the learning rates depend on the number of epochs.
+        may_differ = set(MAY_DIFFER) - ({"epochs"} if self.config.get("decay") is True else set())
         self.identity = {k: v for k, v in self.config.items() if k not in may_differ}
         self.table, self.resumes, self.epochs_done = None, False, None  # None: no step yet
         self.restored = False  # set by Checkpoint.restore()
@@ -170,8 +171,9 @@ class Run:
         if not then:
             return None  # killed before it was written; checkpoints know their run
         own = ("script", "ranks")
+        why = {"epochs": f", which {flag('decay')} fixes"}
         differences = [
-            f"{key if key in own else flag(key)} {now} (was {then.get(key)})"
+            f"{key if key in own else flag(key)} {now} (was {then.get(key)}{why.get(key, '')})"
             for key, now in self.identity.items()
             if then.get(key) != now
         ]

@@ -10,7 +10,7 @@ from tensorflow.core.framework.variable_pb2 import VariableDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from common import mpi
-from common.errors import SidespinError
+from common.errors import SidespinError, flag
 from common.mpi import broadcast, num_procs, proc_id
 from common.run import KEPT_MODELS, MODELS
 from common.weights import orthogonal_layers
@@ -39,8 +39,11 @@ def load(variable, value, sess):
 
 def init_orthogonal(params, last_gain, rng, sess):
     """Overwrite the weights of an MLP [w, b, w, b, ...] with orthogonal ones, its biases with 0."""
+    if [p.shape.rank for p in params] != [2, 1] * (len(params) // 2):
+        raise SidespinError(f"{flag('ortho')} needs layers that have weights and biases, no others")
     weights = orthogonal_layers([w.shape.as_list() for w in params[::2]], last_gain, rng)
     for w, b, value in zip(params[::2], params[1::2], weights):
+        broadcast(value)
         load(w, value, sess)
         load(b, np.zeros(b.shape, np.float32), sess)
 

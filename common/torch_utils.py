@@ -27,7 +27,8 @@ def init_orthogonal(net, last_gain, rng):
     weights = orthogonal_layers([x.weight.shape for x in layers], last_gain, rng)
     for layer, value in zip(layers, weights):
         layer.weight.copy_(torch.as_tensor(value))
-        layer.bias.zero_()
+        if layer.bias is not None:
+            layer.bias.zero_()
 
 
 class Adam(torch.optim.Adam):
@@ -195,16 +196,20 @@ class _Tanh(torch.autograd.Function):
 
 
 class Linear(nn.Linear):
-    """nn.Linear with faster matrix products where PyTorch's own are slow; otherwise the same.
+    """nn.Linear with faster matrix products where PyTorch's own are slow.
 
     PyTorch computes products with MKL, which leaves AVX-512 unused on AMD. From Zen 5 on, oneDNN is
     twice as fast; on older CPUs there is nothing to gain. A small product is not worth the detour.
+    Only forward-mode differentiation is missing.
     """
 
     def forward(self, x):
-        plain = not ONEDNN or x.dim() != 2 or x.dtype != torch.float32
-        plain = plain or x.numel() * self.out_features < 2_000_000
-        if plain or torch._C._are_functorch_transforms_active():  # torch.func
+        fast = ONEDNN and x.shape[1:] == (self.in_features,) and x.device.type == "cpu"
+        fast = fast and x.dtype == self.weight.dtype == torch.float32
+        fast = fast and x.numel() * self.out_features >= 2_000_000
+        # Neither under autocast nor under torch.func, which this autograd.Function does not support
+        fast = fast and not torch.is_autocast_enabled("cpu")
+        if not fast or torch._C._are_functorch_transforms_active():
             return super().forward(x)
         linear = _Linear.apply if torch.is_grad_enabled() else _times_transposed
         return linear(x, self.weight, self.bias)
