@@ -305,8 +305,8 @@ def train(args, run):
     pi = policy(obs_dim, act_dim, args.hidden_sizes, weights_rng)
     v = ValueFunction(obs_dim, args.hidden_sizes, weights_rng)
     decayed = tf.get_variable("decayed", initializer=0.0, trainable=False)  # for how many epochs
-    rate = 1 - decayed / args.epochs
-    v_optimizer = MpiAdamOptimizer(v.params, rate * args.vf_lr)
+    factor = 1 - decayed / args.epochs
+    v_optimizer = MpiAdamOptimizer(v.params, factor * args.vf_lr)
     sess = make_session(args.threads)
     if args.ortho:
         init_orthogonal(pi.net.params, 0.01, weights_rng, sess)

@@ -122,6 +122,13 @@ def load(file):
     return kept
 
 
+def state_of(folder, epoch, rank=0):
+    """Return a rank's networks and optimizers as a checkpoint has them."""
+    path = Path(folder) / "checkpoint" / f"epoch{epoch}.rank{rank}.npz"
+    with np.load(path) as arrays:
+        return unpack(dict(arrays))["state"]
+
+
 def checkpoint(folder, epoch, rank=0):
     """Return a rank's part of a checkpoint.
 
@@ -129,9 +136,7 @@ def checkpoint(folder, epoch, rank=0):
     adam   by name (pi, v, q, alpha): t, and the moments m and v as flat vectors
     units  running statistics by name: pi.obs.mean, v.returns.std, ...
     """
-    path = Path(folder) / "checkpoint" / f"epoch{epoch}.rank{rank}.npz"
-    with np.load(path) as arrays:
-        state = unpack(dict(arrays))["state"]
+    state = state_of(folder, epoch, rank)
     script = json.loads((Path(folder) / "config.json").read_text())["script"]
     names = ADAMS[script.split("_")[0]].split()
     named = state if isinstance(state, dict) else state[0]

@@ -23,8 +23,8 @@ from helpers import (
     start,
     trained,
 )
+from record import state_of
 
-from common.checkpoint import unpack
 from common.errors import SidespinError
 from common.torch_utils import Adam
 
@@ -65,12 +65,6 @@ def rows(folder, without=()):
     """Return the lines of progress.txt as dictionaries."""
     header, *lines = outcome(folder)["rows"]
     return [{k: x for k, x in zip(header, line) if k not in without} for line in lines]
-
-
-def state_of(folder, epoch, rank=0):
-    """Return the networks and optimizers of a checkpoint as arrays."""
-    with np.load(folder / "checkpoint" / f"epoch{epoch}.rank{rank}.npz") as arrays:
-        return unpack(dict(arrays))["state"]
 
 
 def assert_resumes(path, epochs=4, **settings):
@@ -611,7 +605,7 @@ def test_a_changed_script_resumes_with_a_warning(tmp_path, capfd):
 
 TF1_RATE = [
     (
-        "    pi_optimizer = MpiAdamOptimizer(pi.params, left * args.pi_lr)",
+        "    pi_optimizer = MpiAdamOptimizer(pi.params, factor * args.pi_lr)",
         "    rate = tf.Variable(args.pi_lr, trainable=False)\n"
         "    halve = rate.assign(0.5 * rate)\n"
         "    pi_optimizer = MpiAdamOptimizer(pi.params, rate)",
@@ -640,3 +634,23 @@ def test_a_variable_that_the_loss_does_not_use_in_tf1(tmp_path):
     folder = run_copy(copy_of("ppo_tf1", tmp_path, edit))
     assert rows(folder) == rows(trained("ppo_tf1"))
     assert state_of(folder, 2)["pi/b9"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Adam(pi.parameters(), lr=args.pi_lr)", "Adam(pi.parameters(), lr=1e-4)"),
+        (
+            "Adam(pi.parameters(), lr=args.pi_lr)",
+            "Adam([{'params': [pi.log_std], 'lr': 1e-2}, {'params': pi.net.parameters()}], 1e-3)",
+        ),
+    ],
+    ids=["another rate", "two rates"],
+)
+def test_decay_of_rates_that_were_edited(old, new, tmp_path):
+    path = copy_of("ppo_torch", tmp_path, (old, new))
+    folder = run_copy(path, decay=True, epochs=4)
+    for epoch, share in (3, 1 / 4), (4, 0):
+        groups = [x for part in state_of(folder, epoch) for x in part.get("param_groups", [])]
+        first = [1e-4, 1e-3] if "1e-4" in new else [1e-2, 1e-3, 1e-3]
+        np.testing.assert_allclose([x["lr"] for x in groups], np.multiply(share, first))

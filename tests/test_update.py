@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 from helpers import (
     OFF_POLICY_SCRIPTS,
+    ON_POLICY,
     ON_POLICY_SCRIPTS,
     ROOT,
     TF1,
@@ -15,7 +16,7 @@ from helpers import (
     relative_distance,
     train,
 )
-from record import checkpoint, flat, kept_model, record, recorded
+from record import checkpoint, flat, kept_model, record, recorded, state_of
 
 from common.errors import SidespinError
 
@@ -492,5 +493,22 @@ def test_decay_halves_the_second_of_two_steps_and_fixes_the_number_of_epochs(scr
         steps[decay] = [flat(after[net]) - flat(before[net]) for net in nets]
     for whole, half in zip(steps[False], steps[True], strict=True):
         assert relative_distance([2 * half], [whole]) < 1e-4
-    with pytest.raises(SidespinError, match=r"different settings: epochs 3 \(was 2\)"):
+    with pytest.raises(SidespinError, match=r"epochs 3 \(was 2, which decay fixes\)"):
         train(script, tmp_path / "True", decay=True, resume=True, **{**once, "epochs": 3})
+
+
+@pytest.mark.parametrize("algo", ON_POLICY)
+def test_decay_is_linear_and_the_same_in_both_frameworks(algo, tmp_path):
+    """In the last of five epochs, the rates are a fifth of what they were; after it, 0."""
+    one = {**settings(f"{algo}_torch"), "epochs": 5, "vf_lr": 1e-3, "decay": True}
+    one |= {} if algo == "trpo" else dict(pi_lr=1e-3)
+    folders = [train(f"{algo}_{framework}", tmp_path, **one) for framework in ("torch", "tf1")]
+    for epoch, share in (4, 1 / 5), (5, 0):
+        parts = state_of(folders[0], epoch)
+        groups = [x for part in parts for x in part.get("param_groups", [])]
+        np.testing.assert_allclose([x["lr"] for x in groups], share * 1e-3, rtol=1e-12)
+        assert len(groups) == (1 if algo == "trpo" else 2)
+        assert state_of(folders[1], epoch)["decayed"] == epoch
+    torch_nets, tf1_nets = (checkpoint(folder, 5).nets for folder in folders)
+    for net, params in torch_nets.items():
+        assert relative_distance(tf1_nets[net], params) < 1e-3
