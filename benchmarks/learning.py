@@ -129,6 +129,8 @@ def run(args):
     chosen = [x for x in PARTS + TRIALS if x[0] in args.parts] if args.parts else PARTS
     for name, words, seeds in chosen:
         seeds = [seed for seed in seeds if not args.seeds or seed in args.seeds]
+        if not seeds:
+            continue
         note_origin(args, name)
         grid = [sys.executable, ROOT / "grid.py", *words, "--data-dir", args.data_dir]
         grid += ["--env-id", *(args.tasks or TASKS), "--seed", *map(str, seeds)]

@@ -115,11 +115,12 @@ def test_the_results_page_and_the_readme_have_the_tables_of_the_committed_data()
     for line in tables.splitlines():
         assert line in page
     readme = (ROOT / "README.md").read_text()
-    for setting, title in ("strong", "[strong settings]"), ("default", "default settings"):
-        (row,) = re.findall(rf"`ppo_tf1.py`, {setting} \| 1,000,000 (\|.*)", tables)
+    strong, default = ("strong", "[strong settings]"), ("default", "default settings")
+    for algo, (setting, title) in ("trpo", strong), ("ppo", strong), ("ppo", default):
+        (row,) = re.findall(rf"`{algo}_tf1.py`, {setting} \| 1,000,000 (\|.*)", tables)
         means = re.findall(r"\| (-?[\d,]+) \(", row)
         (seeds,) = set(re.findall(r"\d+ seeds", row))
         assert len(means) == 3
-        label = f"| `ppo_tf1.py`, {title}"
+        label = f"| `{algo}_tf1.py`, {title}"
         (shown,) = [line for line in readme.splitlines() if line.startswith(label)]
         assert shown.endswith(f", {seeds} | {' | '.join(means)} |")
