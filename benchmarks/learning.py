@@ -337,17 +337,8 @@ FIGURES = {
         for algo in ON_POLICY
         for setting in ("strong", "default")
     ],
-    "off_policy.png": [
-        ("sac_torch-default", "SAC"),
-        ("sac_torch-strong", "SAC, strong"),
-        ("td3_torch-default", "TD3"),
-        ("ddpg_torch-default", "DDPG"),
-    ],
-    "twins.png": [
-        (f"{algo}_{framework}-strong", f"{algo.upper()} {framework}")
-        for algo in ("ppo", "trpo")
-        for framework in ("torch", "tf1")
-    ],
+    "off_policy.png": [(f"{algo}_tf1-default", algo.upper()) for algo in OFF_POLICY],
+    "twins.png": [(f"ppo_{x}-first strong", f"PPO {x}") for x in ("torch", "tf1")],
 }
 
 
