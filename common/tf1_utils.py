@@ -40,7 +40,9 @@ def load(variable, value, sess):
 def init_orthogonal(params, last_gain, rng, sess):
     """Overwrite the weights of an MLP [w, b, w, b, ...] with orthogonal ones, its biases with 0."""
     if [p.shape.rank for p in params] != [2, 1] * (len(params) // 2):
-        raise SidespinError(f"{flag('ortho')} needs layers that have weights and biases, no others")
+        raise SidespinError(
+            f"{flag('ortho')} needs layers with one weight matrix and one bias each"
+        )
     weights = orthogonal_layers([w.shape.as_list() for w in params[::2]], last_gain, rng)
     for w, b, value in zip(params[::2], params[1::2], weights):
         broadcast(value)

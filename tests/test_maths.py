@@ -8,6 +8,7 @@ import scipy.stats
 from gymnasium.spaces import Box, Discrete
 from helpers import OFF_POLICY, ON_POLICY, ON_POLICY_SCRIPTS, TF1
 
+from common.errors import SidespinError
 from common.weights import orthogonal
 
 GAMMA, LAM = 0.9, 0.7
@@ -111,6 +112,15 @@ def test_tanh_and_its_derivatives():
     tanh = np.tanh(x.detach().double().numpy())
     for found, true in (y, tanh), (first, 1 - tanh**2), (second, -2 * tanh * (1 - tanh**2)):
         np.testing.assert_allclose(found.detach(), true, atol=1e-6)
+
+
+def test_layers_that_orthogonal_weights_do_not_fit_are_refused():
+    from ppo_tf1 import init_orthogonal, tf
+
+    with tf.Graph().as_default(), tf.Session() as sess:
+        without_biases = [tf.get_variable(f"w{i}", [3, 3]) for i in range(2)]
+        with pytest.raises(SidespinError, match="ortho needs layers with one weight matrix and"):
+            init_orthogonal(without_biases, 1.0, np.random.default_rng(0), sess)
 
 
 def test_orthogonal_matrices_are_equally_likely():
