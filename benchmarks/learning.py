@@ -83,6 +83,11 @@ TRIALS = {
     "without --norm": STRONG["ppo"].replace("--norm ", ""),
     "vf-lr 1e-4": STRONG["ppo"].replace("--vf-lr 3e-4", "--vf-lr 1e-4"),
     "pi-lr 6e-4": f"{STRONG['ppo']} --pi-lr 6e-4",
+    "gamma 0.995": f"{STRONG['ppo']} --gamma 0.995",
+    "clip-ratio 0.1": f"{STRONG['ppo']} --clip-ratio 0.1",
+    "batch-size 128": STRONG["ppo"].replace("--batch-size 64", "--batch-size 128"),
+    "hidden-sizes 256 256": f"{STRONG['ppo']} --hidden-sizes '256 256'",
+    "train-pi-iters 20": STRONG["ppo"].replace("--train-pi-iters 10", "--train-pi-iters 20"),
 }
 TRIALS = [part("ppo_tf1", f"strong, {x}", flags, range(10, 15)) for x, flags in TRIALS.items()]
 
