@@ -18,6 +18,8 @@ out: every run that was started is there, as far as it got. Runs of other machin
         write the data as folders of runs, for plot.py
 """
 
+import dataclasses
+import importlib
 import json
 import platform
 import shlex
@@ -42,6 +44,7 @@ from common.launch import launch  # noqa: E402
 from common.run import find_runs, read_config  # noqa: E402
 from plot import iqm  # noqa: E402
 
+NOT_SETTINGS = "env_id seed data_dir exp_name resume overwrite".split()
 KEY = ["script", "setting", "env_id", "seed"]
 POINTS = 50  # per run; each is the mean over a window of epochs
 TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
@@ -196,9 +199,8 @@ def collect(args):
             point = {"step": rows["step"].iloc[-1], "return": rows["return"].mean().round(1)}
             curves.append({**key, **point, "seconds": round(rows["Time"].iloc[-1])})
         own = [x for x in origins if x["part"] == name]
-        words = next((words for part, words, _ in PARTS + TRIALS if part == name), [name])
         versions = " ".join(f"{k} {v}" for k, v in config["versions"].items() if v)
-        runs.append({**key, "steps": progress["step"].iloc[-1], "flags": " ".join(words[3:])})
+        runs.append({**key, "steps": progress["step"].iloc[-1], "flags": flags(config)})
         if "KL" in progress:
             runs[-1]["max_kl"] = progress["KL"].max().round(2)
         runs[-1] |= {k: " | ".join(dict.fromkeys(x[k] for x in own)) for k in ("machine", "commit")}
@@ -212,6 +214,21 @@ def collect(args):
         order = [*KEY, "step"] if "step" in new else KEY
         new.sort_values(order).to_csv(file, index=False)
         print(f"{file.name}: {len(new)} rows, {len(new[KEY].drop_duplicates())} runs")
+
+
+def flags(config):
+    """Return what a run's settings change in the defaults of its script, as flags."""
+    if config["script"] not in {words[0] for _, words, _ in PARTS}:
+        return ""  # not one of ours
+    words = []
+    for field in dataclasses.fields(importlib.import_module(config["script"]).Args):
+        value, default = config.get(field.name, field.default), field.default
+        default = list(default) if isinstance(default, tuple) else default
+        if value != default and field.name not in NOT_SETTINGS:
+            words.append(f"--{field.name.replace('_', '-')}")
+            values = value if isinstance(value, list) else [value]
+            words += [str(x) for x in values if x is not True]
+    return " ".join(words)
 
 
 def read_progress(folder):

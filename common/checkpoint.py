@@ -88,6 +88,7 @@ class Checkpoint:
             rows = len(self.run.rows()) - 1 if proc_id() == 0 else 0
             if comm().bcast(rows) > read_config(self.run.folder).get("save_freq", 1):
                 raise SidespinError(f"{self.run.folder} has epochs but no checkpoint: {anew}")
+        self.run.write_config()  # again: the environment may have imported MuJoCo
         if self.run.args.resume:
             self.run.say("no checkpoint yet, starting")
 

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -183,9 +184,13 @@ class Run:
 
     def _warn_of_changes(self):
         then = read_config(self.folder).get("versions") or {}
+        if "mujoco" in then:  # it is imported with the environment, after this
+            with contextlib.suppress(ImportError):
+                importlib.import_module("mujoco")
         changed = [f"{k} {then[k]}" for k, v in _versions().items() if then.get(k, v) != v]
         if changed:
-            warn(f"results may differ in the last digits: this run began with {', '.join(changed)}")
+            changed = ", ".join(changed)
+            warn(f"results may differ from an unbroken run: this one began with {changed}")
         copy = self.folder / "script.py"
         if copy.exists() and self.script.exists() and copy.read_bytes() != self.script.read_bytes():
             warn(f"{self.script.name} has changed since this run began, see {copy}")

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import importlib
 import itertools
+import json
 import os
 import pickle
 import random
@@ -11,6 +12,7 @@ import re
 import shutil
 import signal
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ from helpers import (
     outcome,
     popen,
     progress,
+    start,
     train,
     trained,
 )
@@ -388,6 +391,22 @@ def test_resume_of_nothing_is_a_start(tmp_path, capsys):
     folder = train("vpg_torch", tmp_path, resume=True, **settings)
     assert "no checkpoint yet, starting" in capsys.readouterr().out
     assert_same(folder, train("vpg_torch", tmp_path / "b", **settings))
+
+
+def test_a_run_of_another_simulator_says_so(tmp_path):
+    """In processes of their own: there, MuJoCo is not imported before the environment is made."""
+    settings = tiny("vpg_torch", epochs=1, env_id="Hopper-v4")
+    words = ["vpg_torch.py", *as_flags(**settings), "--data-dir", tmp_path]
+    assert start(*words).returncode == 0
+    path = only_run(tmp_path) / "config.json"
+    config = json.loads(path.read_text())
+    assert config["versions"]["mujoco"] == version("mujoco")
+    config["versions"]["mujoco"] = "3.0.1"
+    path.write_text(json.dumps(config))
+    resumed = start(*words, "--resume", "--epochs", 2)
+    assert resumed.returncode == 0
+    warning = "results may differ from an unbroken run: this one began with mujoco 3.0.1"
+    assert resumed.stderr == f"vpg_torch.py: warning: {warning}\n"
 
 
 def test_a_run_without_its_checkpoints_is_kept(tmp_path):
