@@ -22,6 +22,7 @@ import dataclasses
 import importlib
 import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -72,7 +73,6 @@ def part(script, setting, flags, seeds):
 PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
-PARTS += [part("ppo_tf1", "strong", STRONG["ppo"], range(10, 15))]  # they chose the settings
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(1)) for algo in OFF_POLICY]
@@ -80,6 +80,7 @@ PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
 
 # Variations of PPO's strong settings, on the seeds that chose them; --parts must name them
 TRIALS = {
+    "on the seeds that chose it": STRONG["ppo"],
     "gamma 0.99": STRONG["ppo"].replace("--gamma 0.995", "--gamma 0.99"),
     "lam 0.95": STRONG["ppo"].replace("lam 0.9 ", "lam 0.95 "),
     "without --norm": STRONG["ppo"].replace("--norm ", ""),
@@ -134,9 +135,10 @@ def run(args):
         seeds = [seed for seed in seeds if not args.seeds or seed in args.seeds]
         if not seeds:
             continue
-        note_origin(args, name)
+        tasks = args.tasks or TASKS
+        note_origin(args, name, tasks, seeds)
         grid = [sys.executable, ROOT / "grid.py", *words, "--data-dir", args.data_dir]
-        grid += ["--env-id", *(args.tasks or TASKS), "--seed", *map(str, seeds)]
+        grid += ["--env-id", *tasks, "--seed", *map(str, seeds)]
         grid += ["--workers", str(args.workers)] if args.workers else []
         if args.epochs:
             grid[grid.index("--epochs") + 1] = str(args.epochs)
@@ -145,7 +147,6 @@ def run(args):
     installed = find_spec("stable_baselines3") and find_spec("sb3_contrib")
     for name in PEERS if args.parts or installed else ():
         if not args.parts or name in args.parts:
-            note_origin(args, name)
             run_peer(args, name)
 
 
@@ -156,27 +157,30 @@ def run_peer(args, name):
         for seed in args.seeds or range(3):
             if (Path(args.data_dir) / f"{name}_{task}" / f"{name}_{task}_s{seed}").exists():
                 continue  # one that was cut stays as it is: it cannot be resumed
+            note_origin(args, name, [task], [seed])
             words = [algo, "--env-id", task, "--seed", seed, "--steps", steps]
             words = [sys.executable, ROOT / "benchmarks" / "sb3.py", *map(str, words)]
             if subprocess.run([*words, "--data-dir", args.data_dir]).returncode:
                 raise SidespinError(f"{name} on {task} with seed {seed} failed", 1)
 
 
-def note_origin(args, name):
+def note_origin(args, name, tasks, seeds):
     Path(args.data_dir).mkdir(parents=True, exist_ok=True)
     with open(Path(args.data_dir) / "origins.jsonl", "a") as file:
-        print(json.dumps({"part": name, **origin()}), file=file)
+        runs = {"part": name, "tasks": list(tasks), "seeds": list(seeds)}
+        print(json.dumps({**runs, **origin()}), file=file)
 
 
 def origin():
     """Return when, where and from which commit runs are started now."""
     git = ["git", "-C", ROOT, "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
-    cpu = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
-    family = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("cpu fam")]
-    cpu = f"{cpu[0].split(': ')[1]}, family {family[0].split(': ')[1]}" if cpu else ""
+    cpu = Path("/proc/cpuinfo")
+    cpu = dict(re.findall(r"(.+?)\s*: (.+)", cpu.read_text())) if cpu.exists() else {}
+    names = {"model name": "", "cpu family": "family ", "model": "model "}
+    machine = [platform.system(), *(f"{names[x]}{cpu[x]}" for x in names if x in cpu)]
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"started": when, "commit": commit, "machine": f"{platform.system()}, {cpu}"}
+    return {"started": when, "commit": commit, "machine": ", ".join(machine)}
 
 
 def collect(args):
@@ -199,6 +203,7 @@ def collect(args):
             point = {"step": rows["step"].iloc[-1], "return": rows["return"].mean().round(1)}
             curves.append({**key, **point, "seconds": round(rows["Time"].iloc[-1])})
         own = [x for x in origins if x["part"] == name]
+        own = [x for x in own if config["env_id"] in x["tasks"] and config["seed"] in x["seeds"]]
         versions = " ".join(f"{k} {v}" for k, v in config["versions"].items() if v)
         runs.append({**key, "steps": progress["step"].iloc[-1], "flags": flags(config)})
         if "KL" in progress:
