@@ -362,7 +362,7 @@ FIGURES = {
         for setting in ("strong", "default")
     ],
     "off_policy.png": [(f"{algo}_tf1-default", algo.upper()) for algo in OFF_POLICY],
-    "twins.png": [(f"ppo_{x}-first strong", f"PPO {x}") for x in ("torch", "tf1")],
+    "twins.png": [(f"ppo_{x}-strong", f"PPO {x}") for x in ("torch", "tf1")],
 }
 
 
