@@ -53,12 +53,13 @@ MORE_TASKS = ["Ant-v4", "Swimmer-v4"]  # only with run --tasks; nothing was chos
 ON_POLICY, OFF_POLICY = ("ppo", "trpo", "vpg"), ("sac", "td3", "ddpg")
 
 # The settings that README recommends
-ON_POLICY_STRONG = "--norm --ortho --decay --steps-per-epoch 2000 --epochs 500 --gamma 0.995"
-ON_POLICY_STRONG += " --lam 0.9 --vf-lam 0.9 --batch-size 64 --train-v-iters 10 --vf-lr 3e-4"
+ON_POLICY_STRONG = "--norm --ortho --decay --steps-per-epoch 2000 --epochs 500"
+ON_POLICY_STRONG += " --batch-size 64 --train-v-iters 10 --vf-lr 3e-4"
+LOOK_AHEAD = "--gamma 0.995 --lam 0.9 --vf-lam 0.9"
 STRONG = {
-    "vpg": ON_POLICY_STRONG,
-    "ppo": f"{ON_POLICY_STRONG} --train-pi-iters 10 --target-kl 1",
-    "trpo": ON_POLICY_STRONG,
+    "vpg": f"{ON_POLICY_STRONG} --lam 0.95 --vf-lam 0.95",
+    "ppo": f"{ON_POLICY_STRONG} --train-pi-iters 10 --target-kl 1 {LOOK_AHEAD}",
+    "trpo": f"{ON_POLICY_STRONG} --lam 0.95 --vf-lam 0.95",
     "sac": "--autotune --lr 3e-4 --batch-size 256 --epochs 50",
 }
 
@@ -81,12 +82,12 @@ PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
 # Variations of PPO's strong settings, on the seeds that chose them; --parts must name them
 TRIALS = {
     "on the seeds that chose it": STRONG["ppo"],
-    "gamma 0.99": STRONG["ppo"].replace("--gamma 0.995", "--gamma 0.99"),
-    "lam 0.95": STRONG["ppo"].replace("lam 0.9 ", "lam 0.95 "),
+    "gamma 0.99": STRONG["ppo"].replace("--gamma 0.995 ", ""),
+    "lam 0.95": STRONG["ppo"].replace("lam 0.9", "lam 0.95"),
     "without --norm": STRONG["ppo"].replace("--norm ", ""),
     "without --ortho": STRONG["ppo"].replace("--ortho ", ""),
     "without --decay": STRONG["ppo"].replace("--decay ", ""),
-    "without --vf-lam": STRONG["ppo"].replace("--vf-lam 0.9 ", ""),
+    "without --vf-lam": STRONG["ppo"].replace(" --vf-lam 0.9", ""),
 }
 TRIALS = [part("ppo_tf1", f"strong, {x}", flags, range(10, 15)) for x, flags in TRIALS.items()]
 
