@@ -126,12 +126,15 @@ def test_the_pages_and_the_readme_have_the_tables_of_the_committed_data():
     for line in tables.splitlines():
         assert line.lstrip("# ") in page
     readme = (ROOT / "README.md").read_text()
-    strong, default = ("strong", "[strong settings]"), ("default", "default settings")
-    for algo, (setting, title) in ("trpo", strong), ("ppo", strong), ("ppo", default):
-        (row,) = re.findall(rf"`{algo}_tf1.py`, {setting} \| 1,000,000 (\|.*)", tables)
-        means = re.findall(r"\| (-?[\d,]+) \(", row)
-        (seeds,) = set(re.findall(r"\d+ seeds", row))
-        assert len(means) == 3
-        label = f"| `{algo}_tf1.py`, {title}"
-        (shown,) = [line for line in readme.splitlines() if line.startswith(label)]
-        assert shown.endswith(f", {seeds} | {' | '.join(means)} |")
+    shown = re.findall(
+        r"\| `(\w+).py`, (?:\[(strong) settings\].*?|(default) settings), (.*)", readme
+    )
+    assert len(shown) == 4
+    for script, strong, default, rest in shown:
+        (row,) = re.findall(rf"`{script}.py`, {strong or default} \| 1,000,000 \| (.*) \|", tables)
+        returns, seeds = zip(
+            *(re.match(r"(\S+).*?, (\d+) seed", x).groups() for x in row.split(" | "))
+        )
+        low, high = min(map(int, seeds)), max(map(int, seeds))
+        count = f"{high}" if low == high else f"{low} to {high}"
+        assert rest == f"{count} seeds | {' | '.join(x.rstrip(',') for x in returns)} |"
