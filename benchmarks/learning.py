@@ -1,7 +1,8 @@
 """Learning curves of all scripts: train, collect, tabulate, draw.
 
 learning.csv holds the results. runs.csv says where each run comes from: settings, commit, machine,
-date and versions; it also has the largest KL of an epoch. `collect` adds to both and leaves nothing
+date and versions; it also has the largest KL of an epoch, and what the policy of a finished run
+returns without noise, on average over ten episodes. `collect` adds to both and leaves nothing
 out: every run that was started is there, as far as it got. Runs of other machines stay.
 
     python benchmarks/learning.py run
@@ -39,10 +40,11 @@ import tyro
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+import play  # noqa: E402
 from common.args import NonNegativeInt, PositiveInt  # noqa: E402
 from common.errors import SidespinError, plural  # noqa: E402
 from common.launch import launch  # noqa: E402
-from common.run import find_runs, read_config  # noqa: E402
+from common.run import find_runs, model_path, read_config  # noqa: E402
 from plot import iqm  # noqa: E402
 
 NOT_SETTINGS = "env_id seed data_dir exp_name resume overwrite".split()
@@ -50,6 +52,7 @@ KEY = ["script", "setting", "env_id", "seed"]
 POINTS = 50  # per run; each is the mean over a window of epochs
 TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
 MORE_TASKS = ["Ant-v4", "Swimmer-v4"]  # only with run --tasks; nothing was chosen by these
+SETTINGS = ("default", "strong")
 ON_POLICY, OFF_POLICY = ("ppo", "trpo", "vpg"), ("sac", "td3", "ddpg")
 
 # The settings that README recommends
@@ -209,6 +212,9 @@ def collect(args):
         runs.append({**key, "steps": progress["step"].iloc[-1], "flags": flags(config)})
         if "KL" in progress:
             runs[-1]["max_kl"] = progress["KL"].max().round(2)
+        if len(progress) == config["epochs"] and model_path(folder)[0].exists():
+            returns, _ = play.play(folder, play.Args(str(folder)))
+            runs[-1]["test_return"] = returns.mean().round(1)
         runs[-1] |= {k: " | ".join(dict.fromkeys(x[k] for x in own)) for k in ("machine", "commit")}
         runs[-1] |= {"started": own[0]["started"] if own else "", "versions": versions}
     for name, new in ("learning.csv", curves), ("runs.csv", runs):
@@ -273,17 +279,28 @@ def tables(args):
     settings = list(dict.fromkeys(curves["setting"].sort_values()))
     for algo, published in PUBLISHED.items():
         scripts = [f"{algo}_torch", f"{algo}_tf1", f"sb3_{algo}"]
-        rows = [row(script, x, finals, steps) for script in scripts for x in ("default", "strong")]
+        rows = [row(script, x, finals, steps) for script in scripts for x in SETTINGS]
         for source, returns in published.items():
             numbers = ["-" if x is None else f"{x:,}" for x in returns]
             rows.append([source, "1,000,000", *numbers])
         print_table(algo.upper(), rows, len(published))
     scripts = sorted({key[0] for key in finals.index})
-    others = [x for x in settings if x not in ("default", "strong")]
-    more = [(script, x) for script in scripts for x in ("default", "strong")]
+    others = [x for x in settings if x not in SETTINGS]
+    more = [(script, x) for script in scripts for x in SETTINGS]
     print_table("Other tasks", [row(*x, finals, steps, MORE_TASKS) for x in more], 0, MORE_TASKS)
+    print_without_noise(args)
     print_normalised(finals, steps)
     print_table("Variations", [row(s, x, finals, steps) for s in scripts for x in others])
+
+
+def print_without_noise(args):
+    """Print what the policies at the end of the on-policy runs return without noise."""
+    runs = pd.read_csv(Path(args.results) / "runs.csv").set_index(KEY)
+    runs = runs[runs.get("test_return", pd.Series(index=runs.index)).notna()]
+    settings = [(f"{a}_{x}", y) for a in ON_POLICY for x in ("torch", "tf1") for y in SETTINGS]
+    rows = [row(*x, runs["test_return"], runs["steps"]) for x in settings] if len(runs) else []
+    best = [f"{x:,}" for x in PUBLISHED["ppo"]["Tianshou"]]
+    print_table("Without noise", [*rows, ["Tianshou's PPO", "1,000,000", *best]], 1)
 
 
 def row(script, setting, finals, steps, tasks=TASKS):

@@ -73,6 +73,10 @@ def test_learning_runs_and_is_collected(tmp_path):
     assert list(runs["flags"]) == ["--epochs 1"] * 3  # as they ran, whatever the part says
     assert runs["commit"].str.len().min() > 6
     assert runs["versions"].str.contains("torch 2").all()
+    played = start("play.py", table.parent).stdout.splitlines()[-1].split()[3]
+    assert runs.set_index("env_id")["test_return"]["Hopper-v4"] == round(float(played), 1)
+    row = f"| `vpg_torch.py`, default | 4,000 | .* | {float(played):.0f}, 1 seed | .* |"
+    assert re.search(row.replace("|", r"\|"), learning("tables", "--results", tmp_path))
 
 
 def test_learning_of_a_peer_is_collected(tmp_path):
