@@ -295,10 +295,11 @@ def tables(args):
 
 def print_without_noise(args):
     """Print what the policies at the end of the on-policy runs return without noise."""
-    runs = pd.read_csv(Path(args.results) / "runs.csv").set_index(KEY)
-    runs = runs[runs.get("test_return", pd.Series(index=runs.index)).notna()]
+    file = Path(args.results) / "runs.csv"
+    runs = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=[*KEY, "steps"])
+    runs = runs.reindex(columns=[*KEY, "steps", "test_return"]).dropna().set_index(KEY)
     settings = [(f"{a}_{x}", y) for a in ON_POLICY for x in ("torch", "tf1") for y in SETTINGS]
-    rows = [row(*x, runs["test_return"], runs["steps"]) for x in settings] if len(runs) else []
+    rows = [row(*x, runs["test_return"], runs["steps"]) for x in settings]
     best = [f"{x:,}" for x in PUBLISHED["ppo"]["Tianshou"]]
     print_table("Without noise", [*rows, ["Tianshou's PPO", "1,000,000", *best]], 1)
 
