@@ -79,7 +79,7 @@ PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in
 PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
-PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(1)) for algo in OFF_POLICY]
+PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(2)) for algo in OFF_POLICY]
 PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
 
 # Variations of PPO's strong settings, on the seeds that chose them; --parts must name them
@@ -87,6 +87,10 @@ TRIALS = {
     "on the seeds that chose it": STRONG["ppo"],
     "gamma 0.99": STRONG["ppo"].replace("--gamma 0.995 ", ""),
     "lam 0.95": STRONG["ppo"].replace("lam 0.9", "lam 0.95"),
+    "vf-lr 1e-3": STRONG["ppo"].replace("vf-lr 3e-4", "vf-lr 1e-3"),
+    "vf-lr 1e-3, lam 0.95": STRONG["ppo"]
+    .replace("vf-lr 3e-4", "vf-lr 1e-3")
+    .replace("lam 0.9", "lam 0.95"),
     "without --norm": STRONG["ppo"].replace("--norm ", ""),
     "without --ortho": STRONG["ppo"].replace("--ortho ", ""),
     "without --decay": STRONG["ppo"].replace("--decay ", ""),
