@@ -17,6 +17,8 @@ out: every run that was started is there, as far as it got. Runs of other machin
         draw the figures of docs/results.md
     python benchmarks/learning.py unpack --folder FOLDER
         write the data as folders of runs, for plot.py
+    python benchmarks/learning.py export --parts sac_torch-default --seeds 0
+        copy what play.py needs of these runs to pretrained/
 """
 
 import dataclasses
@@ -25,6 +27,7 @@ import json
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -117,16 +120,16 @@ PUBLISHED = {
 @dataclass
 class Args:
     command: Annotated[
-        Literal["run", "collect", "tables", "figures", "unpack"], tyro.conf.Positional
+        Literal["run", "collect", "tables", "figures", "unpack", "export"], tyro.conf.Positional
     ]
-    parts: tuple[str, ...] = ()  # run: names of parts, such as ppo_torch-strong; none: all
-    seeds: tuple[NonNegativeInt, ...] = ()  # run: only these seeds; none: all of a part
-    tasks: tuple[str, ...] = ()  # run: only these environments; none: all
+    parts: tuple[str, ...] = ()  # run, export: parts, such as ppo_torch-strong; none: all
+    seeds: tuple[NonNegativeInt, ...] = ()  # run, export: only these seeds; none: all of a part
+    tasks: tuple[str, ...] = ()  # run, export: only these environments; none: all
     epochs: PositiveInt | None = None  # run: train for this many epochs; None: the part's own
     workers: PositiveInt | None = None  # run: number of parallel runs; None: as many as fit
     data_dir: str = "runs/learning"  # where the runs are
     results: str = str(Path(__file__).parent)  # where learning.csv and runs.csv are
-    folder: str = "runs/published"  # unpack: where to write
+    folder: str | None = None  # where to write; None: runs/published (unpack), pretrained (export)
 
 
 def run(args):
@@ -366,13 +369,38 @@ def unpack(args):
         config = dict(zip(KEY, key))
         script, setting, env_id, seed = key
         name = f"{script}-{setting}_{env_id}"
-        folder = Path(args.folder) / name / f"{name}_s{seed}"
+        folder = Path(args.folder or "runs/published") / name / f"{name}_s{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         config["exp_name"] = name
         (folder / "config.json").write_text(json.dumps(config))
         table = curve[["step", "return", "seconds"]].reset_index(drop=True)
         table.columns = ["TotalEnvInteracts", "AverageEpRet", "Time"]
         table.to_csv(folder / "progress.txt", sep="\t", index_label="Epoch")
+
+
+def export(args):
+    """Copy trained policies, without the value functions: play.py needs none."""
+    for run in find_runs(args.data_dir):
+        config, (model, framework) = read_config(run), model_path(run)
+        part = config["exp_name"].removesuffix(f"_{config['env_id']}")
+        wanted = (args.parts, part), (args.tasks, config["env_id"]), (args.seeds, config["seed"])
+        if not model.exists() or any(chosen and own not in chosen for chosen, own in wanted):
+            continue
+        name = f"{config['script']}_{config['env_id']}"
+        folder = Path(args.folder or ROOT / "pretrained") / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        config["data_dir"] = Args.data_dir  # the path on this machine is nobody else's
+        (folder / "config.json").write_text(json.dumps(config, indent=4))
+        if framework == "torch":
+            import torch
+
+            weights = torch.load(model, weights_only=True)
+            policy = {key: x for key, x in weights.items() if key.startswith("pi.")}
+            torch.save(policy, folder / model.name)
+        else:
+            shutil.copytree(model, folder / model.name)
+        print(f"{folder}: from {run}")
 
 
 FIGURES = {

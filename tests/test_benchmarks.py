@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import pandas as pd
 import pytest
+import torch
 from helpers import OFF_POLICY, ROOT, start, train
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -77,6 +78,23 @@ def test_learning_runs_and_is_collected(tmp_path):
     assert runs.set_index("env_id")["test_return"]["Hopper-v4"] == round(float(played), 1)
     row = f"| `vpg_torch.py`, default | 4,000 | .* | {float(played):.0f}, 1 seed | .* |"
     assert re.search(row.replace("|", r"\|"), learning("tables", "--results", tmp_path))
+
+
+@pytest.mark.parametrize("script", ["sac_torch", "vpg_tf1"])
+def test_an_exported_policy_plays_as_before(script, tmp_path):
+    kwargs = dict(epochs=1, exp_name=f"{script}-default_Pendulum-v1", steps_per_epoch=200)
+    kwargs |= dict(hidden_sizes=(32,))
+    for seed in (4, 3):
+        run = train(script, tmp_path / "runs", env_id="Pendulum-v1", seed=seed, **kwargs)
+    where = "--data-dir", tmp_path / "runs", "--folder", tmp_path / "exported"
+    learning("export", "--parts", f"{script}-default", "--seeds", 3, *where)
+    (copy,) = (tmp_path / "exported").iterdir()
+    assert copy.name == f"{script}_Pendulum-v1"
+    assert str(tmp_path) not in (copy / "config.json").read_text()
+    played = [start("play.py", x).stdout.splitlines()[-1].split()[2:] for x in (run, copy)]
+    assert played[0] == played[1]
+    if script == "sac_torch":
+        assert {x.split(".")[0] for x in torch.load(copy / "model.pt")} == {"pi"}
 
 
 def test_learning_of_a_peer_is_collected(tmp_path):
