@@ -91,6 +91,8 @@ TRIALS = {
     "gamma 0.99": STRONG["ppo"].replace("--gamma 0.995 ", ""),
     "lam 0.95": STRONG["ppo"].replace("lam 0.9", "lam 0.95"),
     "vf-lr 3e-4": STRONG["ppo"] + " --vf-lr 3e-4",
+    "hidden-sizes 128 128": STRONG["ppo"] + " --hidden-sizes '128 128'",
+    "hidden-sizes 256 256": STRONG["ppo"] + " --hidden-sizes '256 256'",
     "without --norm": STRONG["ppo"].replace("--norm ", ""),
     "without --ortho": STRONG["ppo"].replace("--ortho ", ""),
     "without --decay": STRONG["ppo"].replace("--decay ", ""),
