@@ -176,10 +176,10 @@ def _to_torch(x):
 
 
 class Tanh(nn.Module):
-    """nn.Tanh to within 2e-7, five times faster on a CPU, where torch.tanh is slow."""
+    """nn.Tanh, to within 2e-7; five times faster on AMD, where PyTorch's own is slow."""
 
     def forward(self, x):
-        return _Tanh.apply(x)
+        return _Tanh.apply(x) if AMD else torch.tanh(x)
 
 
 class _Tanh(torch.autograd.Function):
@@ -248,9 +248,7 @@ def _runs(node):
         return True
 
 
-def _is_zen_5_or_later():
-    cpu = torch.cpu.get_capabilities()
-    return cpu.get("cpu_name", "").startswith("AMD") and cpu.get("avx512_f") and cpu.get("avx_vnni")
-
-
-ONEDNN = torch.backends.mkldnn.is_available() and _is_zen_5_or_later()
+_CPU = torch.cpu.get_capabilities()
+AMD = _CPU.get("cpu_name", "").startswith("AMD")
+ZEN_5 = AMD and _CPU.get("avx512_f", False) and _CPU.get("avx_vnni", False)  # or later
+ONEDNN = torch.backends.mkldnn.is_available() and ZEN_5

@@ -99,11 +99,14 @@ def test_gae_and_returns_by_definition(module, vf_lam):
         assert np.abs(adv - expected_adv).max() > 0.1
 
 
-def test_tanh_and_its_derivatives():
+@pytest.mark.parametrize("amd", [False, True])
+def test_tanh_and_its_derivatives(amd, monkeypatch):
     import torch
 
+    from common import torch_utils
     from common.torch_utils import Tanh
 
+    monkeypatch.setattr(torch_utils, "AMD", amd)
     x = torch.tensor([-1e30, -100.0, -3.0, -0.5, -1e-4, 0.0, 1e-4, 0.5, 3.0, 100.0, 1e30])
     x.requires_grad_()
     y = Tanh()(x)
