@@ -295,7 +295,8 @@ def tables(args):
     others = [x for x in settings if x not in SETTINGS]
     more = [(script, x) for script in scripts for x in SETTINGS]
     rows = [row(*x, finals, steps, MORE_TASKS) for x in more]
-    rows += [[x, "1,000,000", *(f"{y:,}" for y in returns)] for x, returns in PUBLISHED_MORE.items()]
+    for source, returns in PUBLISHED_MORE.items():
+        rows.append([source, "1,000,000", *(f"{x:,}" for x in returns)])
     print_table("Other tasks", rows, len(PUBLISHED_MORE), MORE_TASKS)
     print_without_noise(args)
     print_normalised(finals, steps)
