@@ -99,6 +99,10 @@ TRIALS = {
     "without --vf-lam": STRONG["ppo"].replace(" --vf-lam 0.9", ""),
 }
 TRIALS = [part("ppo_tf1", f"strong, {x}", flags, range(10, 15)) for x, flags in TRIALS.items()]
+TRIALS += [
+    part("vpg_tf1", f"strong, pi-lr {x}", f"{STRONG['vpg']} --pi-lr {x}", range(10, 15))
+    for x in ("3e-4", "3e-3", "1e-2")
+]
 
 # Stable-Baselines3 with its own defaults, by sb3.py, if it is installed: algorithm and steps
 PEERS = {"sb3_ppo-default": ("ppo", 1_000_000), "sb3_trpo-default": ("trpo", 1_000_000)}
