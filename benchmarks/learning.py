@@ -63,7 +63,7 @@ ON_POLICY_STRONG = "--norm --ortho --decay --steps-per-epoch 2000 --epochs 500"
 ON_POLICY_STRONG += " --batch-size 64 --train-v-iters 10"
 LOOK_AHEAD = "--gamma 0.995 --lam 0.9 --vf-lam 0.9"
 STRONG = {
-    "vpg": f"{ON_POLICY_STRONG} --vf-lr 3e-4 --lam 0.95 --vf-lam 0.95",
+    "vpg": f"{ON_POLICY_STRONG} --pi-lr 3e-3 --vf-lr 3e-4 --lam 0.95 --vf-lam 0.95",
     "ppo": f"{ON_POLICY_STRONG} --train-pi-iters 10 --target-kl 1 {LOOK_AHEAD}",
     "trpo": f"{ON_POLICY_STRONG} --vf-lr 3e-4 --lam 0.95 --vf-lam 0.95",
     "sac": "--autotune --lr 3e-4 --batch-size 256 --epochs 50",
@@ -85,23 +85,29 @@ PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in 
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(2)) for algo in OFF_POLICY]
 PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
 
-# Variations of PPO's strong settings, on the seeds that chose them; --parts must name them
-TRIALS = {
-    "on the seeds that chose it": STRONG["ppo"],
-    "gamma 0.99": STRONG["ppo"].replace("--gamma 0.995 ", ""),
-    "lam 0.95": STRONG["ppo"].replace("lam 0.9", "lam 0.95"),
-    "vf-lr 3e-4": STRONG["ppo"] + " --vf-lr 3e-4",
-    "hidden-sizes 128 128": STRONG["ppo"] + " --hidden-sizes '128 128'",
-    "hidden-sizes 256 256": STRONG["ppo"] + " --hidden-sizes '256 256'",
-    "without --norm": STRONG["ppo"].replace("--norm ", ""),
-    "without --ortho": STRONG["ppo"].replace("--ortho ", ""),
-    "without --decay": STRONG["ppo"].replace("--decay ", ""),
-    "without --vf-lam": STRONG["ppo"].replace(" --vf-lam 0.9", ""),
+# Variations of the strong settings, on the seeds that chose them; --parts must name them
+VARIATIONS = {
+    "ppo_tf1": {
+        "on the seeds that chose it": STRONG["ppo"],
+        "gamma 0.99": STRONG["ppo"].replace("--gamma 0.995 ", ""),
+        "lam 0.95": STRONG["ppo"].replace("lam 0.9", "lam 0.95"),
+        "vf-lr 3e-4": STRONG["ppo"] + " --vf-lr 3e-4",
+        "hidden-sizes 128 128": STRONG["ppo"] + " --hidden-sizes '128 128'",
+        "without --norm": STRONG["ppo"].replace("--norm ", ""),
+        "without --ortho": STRONG["ppo"].replace("--ortho ", ""),
+        "without --decay": STRONG["ppo"].replace("--decay ", ""),
+        "without --vf-lam": STRONG["ppo"].replace(" --vf-lam 0.9", ""),
+    },
+    "vpg_tf1": {
+        "on the seeds that chose it": STRONG["vpg"],
+        "pi-lr 3e-4": STRONG["vpg"].replace("pi-lr 3e-3", "pi-lr 3e-4"),
+        "pi-lr 1e-2": STRONG["vpg"].replace("pi-lr 3e-3", "pi-lr 1e-2"),
+    },
 }
-TRIALS = [part("ppo_tf1", f"strong, {x}", flags, range(10, 15)) for x, flags in TRIALS.items()]
-TRIALS += [
-    part("vpg_tf1", f"strong, pi-lr {x}", f"{STRONG['vpg']} --pi-lr {x}", range(10, 15))
-    for x in ("3e-4", "3e-3", "1e-2")
+TRIALS = [
+    part(script, f"strong, {x}", flags, range(10, 15))
+    for script, variations in VARIATIONS.items()
+    for x, flags in variations.items()
 ]
 
 # Stable-Baselines3 with its own defaults, by sb3.py, if it is installed: algorithm and steps
