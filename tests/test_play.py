@@ -383,7 +383,9 @@ def test_model_files_tell_the_framework(trained, tmp_path):
     ("name", "least"),
     [
         ("ppo_torch_HalfCheetah-v4", 6500),
+        ("ppo_torch_Hopper-v4", 3000),
         ("ppo_tf1_Walker2d-v4", 3500),
+        ("sac_torch_HalfCheetah-v4", 6500),
         ("trpo_tf1_Hopper-v4", 3000),
     ],
 )
