@@ -137,7 +137,7 @@ class Args:
     ]
     parts: tuple[str, ...] = ()  # run, export: parts, such as ppo_torch-strong; none: all
     seeds: tuple[NonNegativeInt, ...] = ()  # run, export: only these seeds; none: all of a part
-    tasks: tuple[str, ...] = ()  # run, export: only these environments; none: all
+    tasks: tuple[str, ...] = ()  # run, unpack, export: only these environments; none: all
     epochs: PositiveInt | None = None  # run: train for this many epochs; None: the part's own
     workers: PositiveInt | None = None  # run: number of parallel runs; None: as many as fit
     data_dir: str = "runs/learning"  # where the runs are
@@ -384,6 +384,8 @@ def unpack(args):
     for key, curve in pd.read_csv(Path(args.results) / "learning.csv").groupby(KEY):
         config = dict(zip(KEY, key))
         script, setting, env_id, seed = key
+        if args.tasks and env_id not in args.tasks:
+            continue
         name = f"{script}-{setting}_{env_id}"
         folder = Path(args.folder or "runs/published") / name / f"{name}_s{seed}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -433,7 +435,7 @@ FIGURES = {
 def figures(args):
     """Draw the figures of docs/results.md by plot.py."""
     with tempfile.TemporaryDirectory() as folder:
-        unpack(Args("unpack", results=args.results, folder=folder))
+        unpack(Args("unpack", results=args.results, folder=folder, tasks=tuple(TASKS)))
         for file, curves in FIGURES.items():
             found = [(x, title) for x, title in curves if list(Path(folder).glob(f"{x}_*"))]
             if found:
