@@ -398,6 +398,7 @@ def unpack(args):
 
 def export(args):
     """Copy trained policies, without the value functions: play.py needs none."""
+    written = {}
     for run in find_runs(args.data_dir):
         config, (model, framework) = read_config(run), model_path(run)
         part = config["exp_name"].removesuffix(f"_{config['env_id']}")
@@ -406,6 +407,9 @@ def export(args):
             continue
         name = f"{config['script']}_{config['env_id']}"
         folder = Path(args.folder or ROOT / "pretrained") / name
+        if folder in written:
+            raise SidespinError(f"{written[folder]} and {run} have one name: choose one seed")
+        written[folder] = run
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         config["data_dir"] = Args.data_dir  # the path on this machine is nobody else's
@@ -419,6 +423,8 @@ def export(args):
         else:
             shutil.copytree(model, folder / model.name)
         print(f"{folder}: from {run}")
+    if not written:
+        raise SidespinError(f"{args.data_dir} has no such run with a model")
 
 
 FIGURES = {

@@ -93,6 +93,8 @@ def test_an_exported_policy_plays_as_before(script, tmp_path):
     assert str(tmp_path) not in (copy / "config.json").read_text()
     played = [start("play.py", x).stdout.splitlines()[-1].split()[2:] for x in (run, copy)]
     assert played[0] == played[1]
+    for words in [], ["--seeds", 5]:  # both seeds, or none
+        assert start("benchmarks/learning.py", "export", *words, *where).returncode == 2
     if script == "sac_torch":
         assert {x.split(".")[0] for x in torch.load(copy / "model.pt")} == {"pi"}
 
