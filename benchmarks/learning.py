@@ -82,7 +82,7 @@ PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in
 PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
-PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(2)) for algo in OFF_POLICY]
+PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
 PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
 
 # Variations of the strong settings, on the seeds that chose them; --parts must name them
