@@ -83,7 +83,7 @@ PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(5)) for algo in ON_P
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
-PARTS += [part("sac_torch", "strong", STRONG["sac"], range(3))]
+PARTS += [part(f"sac_{x}", "strong", STRONG["sac"], range(3)) for x in ("torch", "tf1")]
 
 # Variations of the strong settings, on the seeds that chose them; --parts must name them
 VARIATIONS = {
