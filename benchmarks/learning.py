@@ -275,9 +275,16 @@ def read_progress(folder):
 
 
 def final_returns(curves):
-    """Return the mean over the last tenth of every run, by run."""
-    last = curves.groupby(KEY).tail(max(POINTS // 10, 1))
-    return last.groupby(KEY)["return"].mean()
+    """Return the mean over the last tenth of every run, and its number of steps, by run."""
+    steps = curves.groupby(KEY)["step"]
+    last = curves[curves["step"] > 0.9 * steps.transform("max")]
+    return last.groupby(KEY)["return"].mean(), steps.max()
+
+
+def up_to(steps, curves):
+    """Return the curves of the runs that reached this many steps, up to there."""
+    reached = curves.groupby(KEY)["step"].transform("max") >= steps
+    return curves[reached & (curves["step"] <= steps)]
 
 
 def interval(scores, statistic=np.mean, samples=10_000):
@@ -292,11 +299,12 @@ def interval(scores, statistic=np.mean, samples=10_000):
 def tables(args):
     """Print final returns with their intervals, and what others have published."""
     curves = pd.read_csv(Path(args.results) / "learning.csv")
-    finals, steps = final_returns(curves), curves.groupby(KEY)["step"].max()
+    finals, steps = final_returns(curves)
     settings = list(dict.fromkeys(curves["setting"].sort_values()))
     for algo, published in PUBLISHED.items():
         scripts = [f"{algo}_torch", f"{algo}_tf1", f"sb3_{algo}"]
-        rows = [row(script, x, finals, steps) for script in scripts for x in SETTINGS]
+        lengths = (200_000, 1_000_000) if algo in OFF_POLICY else (1_000_000,)
+        rows = [x for y in scripts for z in SETTINGS for x in rows_of(y, z, curves, lengths)]
         for source, returns in published.items():
             numbers = ["-" if x is None else f"{x:,}" for x in returns]
             rows.append([source, "1,000,000", *numbers])
@@ -322,6 +330,14 @@ def print_without_noise(args):
     rows = [row(*x, runs["test_return"], runs["steps"]) for x in settings]
     best = [f"{x:,}" for x in PUBLISHED["ppo"]["Tianshou"]]
     print_table("Without noise", [*rows, ["Tianshou's PPO", "1,000,000", *best]], 1)
+
+
+def rows_of(script, setting, curves, lengths):
+    """Return one row for each length that runs have reached; if for none, one of the longest."""
+    own = curves[(curves["script"] == script) & (curves["setting"] == setting)]
+    longest = own["step"].max()
+    reached = [n for n in lengths if n <= longest] or [longest]
+    return [row(script, setting, *final_returns(up_to(n, own))) for n in reached]
 
 
 def row(script, setting, finals, steps, tasks=TASKS):

@@ -116,13 +116,22 @@ def test_learning_of_a_peer_is_collected(tmp_path):
 
 
 def test_learning_tables_are_those_of_the_data(tmp_path):
-    """The last tenth of a run counts; the mean over seeds comes with its interval."""
+    """The last tenth of a run counts; runs that were extended count at both lengths."""
     rows = ["script,setting,env_id,seed,step,return,seconds"]
     for seed, last in enumerate((100, 200, 600)):
         rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},7,1" for i in range(1, 46)]
         rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},{last},1" for i in range(46, 51)]
+    for seed, epochs, value in (0, 50, 1), (1, 50, 2), (2, 250, 6):  # 4000 steps each
+        points = [epochs // 50 * 4000 * i for i in range(1, 51)]
+        returns = [value if 180_000 < x <= 200_000 else 9 for x in points]
+        rows += [f"td3_tf1,default,Hopper-v4,{seed},{x},{y},1" for x, y in zip(points, returns)]
     (tmp_path / "learning.csv").write_text("\n".join(rows))
     table = learning("tables", "--results", tmp_path)
+    extended = [line for line in table.splitlines() if "`td3_tf1.py`" in line]
+    assert extended == [
+        "| `td3_tf1.py`, default | 200,000 | - | 3 (1 to 6), 3 seeds | - |",
+        "| `td3_tf1.py`, default | 1,000,000 | - | 9, 1 seed | - |",
+    ]
     (row,) = [line for line in table.splitlines() if "`ppo_torch.py`" in line]
     assert row == "| `ppo_torch.py`, strong | 1,000,000 | - | 300 (100 to 600), 3 seeds | - |"
     assert "| Tianshou | 1,000,000 | 5,784 | 2,609 | 3,589 |" in table
