@@ -93,10 +93,6 @@ VARIATIONS = {
         "lam 0.95": STRONG["ppo"].replace("lam 0.9", "lam 0.95"),
         "vf-lr 3e-4": STRONG["ppo"] + " --vf-lr 3e-4",
         "hidden-sizes 128 128": STRONG["ppo"] + " --hidden-sizes '128 128'",
-        "without --norm": STRONG["ppo"].replace("--norm ", ""),
-        "without --ortho": STRONG["ppo"].replace("--ortho ", ""),
-        "without --decay": STRONG["ppo"].replace("--decay ", ""),
-        "without --vf-lam": STRONG["ppo"].replace(" --vf-lam 0.9", ""),
     },
     "vpg_tf1": {
         "on the seeds that chose it": STRONG["vpg"],
@@ -109,6 +105,17 @@ TRIALS = [
     for script, variations in VARIATIONS.items()
     for x, flags in variations.items()
 ]
+
+# What each flag of PPO's strong settings is worth, on seeds that chose nothing
+MINIBATCHES = " --batch-size 64 --train-v-iters 10 --train-pi-iters 10 --target-kl 1"
+WITHOUT = {
+    "--norm": STRONG["ppo"].replace("--norm ", ""),
+    "--ortho": STRONG["ppo"].replace("--ortho ", ""),
+    "--decay": STRONG["ppo"].replace("--decay ", ""),
+    "--vf-lam": STRONG["ppo"].replace(" --vf-lam 0.9", ""),
+    "--batch-size": STRONG["ppo"].replace(MINIBATCHES, ""),  # 80 passes, as by default
+}
+ABLATION = [part("ppo_tf1", f"strong, without {x}", WITHOUT[x], range(3)) for x in WITHOUT]
 
 # Stable-Baselines3 with its own defaults, by sb3.py, if it is installed: algorithm and steps
 PEERS = {"sb3_ppo-default": ("ppo", 1_000_000), "sb3_trpo-default": ("trpo", 1_000_000)}
@@ -147,11 +154,13 @@ class Args:
 
 def run(args):
     """Train, by one grid per part; note on which machine and at which commit."""
-    names = [*(name for name, _, _ in PARTS + TRIALS), *PEERS]
+    names = [*(name for name, _, _ in PARTS + ABLATION + TRIALS), *PEERS]
     for name in args.parts:
         if name not in names:
             raise SidespinError(f"there is no part {name}: choose from {'; '.join(names)}")
-    chosen = [x for x in PARTS + TRIALS if x[0] in args.parts] if args.parts else PARTS
+    chosen = PARTS + ABLATION
+    if args.parts:
+        chosen = [x for x in chosen + TRIALS if x[0] in args.parts]
     for name, words, seeds in chosen:
         seeds = [seed for seed in seeds if not args.seeds or seed in args.seeds]
         if not seeds:
@@ -310,7 +319,8 @@ def tables(args):
             rows.append([source, "1,000,000", *numbers])
         print_table(algo.upper(), rows, len(published))
     scripts = sorted({key[0] for key in finals.index})
-    others = [x for x in settings if x not in SETTINGS]
+    ablated = [name.partition("-")[2] for name, _, _ in ABLATION]
+    others = [x for x in settings if x not in (*SETTINGS, *ablated)]
     more = [(script, x) for script in scripts for x in SETTINGS]
     rows = [row(*x, finals, steps, MORE_TASKS) for x in more]
     for source, returns in PUBLISHED_MORE.items():
@@ -318,6 +328,8 @@ def tables(args):
     print_table("Other tasks", rows, len(PUBLISHED_MORE), MORE_TASKS)
     print_without_noise(args)
     print_normalised(finals, steps)
+    rows = [row("ppo_tf1", x, finals, steps) for x in ("strong", *ablated)]
+    print_table("What each flag is worth", rows, 1)
     print_table("Variations", [row(s, x, finals, steps) for s in scripts for x in others])
 
 
