@@ -12,7 +12,9 @@ out: every run that was started is there, as far as it got. Runs of other machin
     python benchmarks/learning.py collect
         add what the runs have logged to the data
     python benchmarks/learning.py tables
-        print the tables of docs/results.md
+        print the tables of docs/results.md and docs/trials.md
+    python benchmarks/learning.py pages
+        replace the tables on these pages by those of the data
     python benchmarks/learning.py figures
         draw the figures of docs/results.md
     python benchmarks/learning.py unpack --folder FOLDER
@@ -21,8 +23,10 @@ out: every run that was started is there, as far as it got. Runs of other machin
         copy what play.py needs of these runs to pretrained/
 """
 
+import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import platform
 import re
@@ -52,6 +56,7 @@ from plot import iqm  # noqa: E402
 
 NOT_SETTINGS = "env_id seed data_dir exp_name resume overwrite".split()
 KEY = ["script", "setting", "env_id", "seed"]
+PAGES = ("results.md", "trials.md")
 POINTS = 50  # per run; each is the mean over a window of epochs
 TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
 MORE_TASKS = ["Ant-v4", "Swimmer-v4"]  # only with run --tasks; nothing was chosen by these
@@ -140,7 +145,8 @@ PUBLISHED_MORE = {"Tianshou's PPO": (3258, 67), "Tianshou's TRPO": (2867, 41)}  
 @dataclass
 class Args:
     command: Annotated[
-        Literal["run", "collect", "tables", "figures", "unpack", "export"], tyro.conf.Positional
+        Literal["run", "collect", "tables", "pages", "figures", "unpack", "export"],
+        tyro.conf.Positional,
     ]
     parts: tuple[str, ...] = ()  # run, export: parts, such as ppo_torch-strong; none: all
     seeds: tuple[NonNegativeInt, ...] = ()  # run, export: only these seeds; none: all of a part
@@ -149,7 +155,7 @@ class Args:
     workers: PositiveInt | None = None  # run: number of parallel runs; None: as many as fit
     data_dir: str = "runs/learning"  # where the runs are
     results: str = str(Path(__file__).parent)  # where learning.csv and runs.csv are
-    folder: str | None = None  # where to write; None: runs/published (unpack), pretrained (export)
+    folder: str | None = None  # where to write; None: runs/published, pretrained or docs
 
 
 def run(args):
@@ -405,6 +411,21 @@ def markdown(rows):
     """Format the first row as the head of a table, the others as its body."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def pages(args):
+    """Replace each table of the pages by that of the data under the same heading."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        tables(args)
+    paths = [Path(args.folder or ROOT / "docs") / page for page in PAGES]
+    new = {path: path.read_text() for path in paths}
+    for title, table in re.findall(r"^### (.*)\n\n((?:\|.*\n)+)", printed.getvalue(), re.MULTILINE):
+        old = re.compile(rf"^(#+ {re.escape(title)}\n\n)(?:\|.*\n)+", re.MULTILINE)
+        if not any(map(old.search, new.values())):
+            raise SidespinError(f"no page has a table under the heading {title}: write one there")
+        new = {path: old.sub(rf"\g<1>{table}", text) for path, text in new.items()}
+    for path, text in new.items():
+        path.write_text(text)
 
 
 def unpack(args):

@@ -140,6 +140,19 @@ def test_learning_tables_are_those_of_the_data(tmp_path):
     assert re.search(r"ppo_torch-strong .* Hopper-v4 .* 300.0 .* 3 \| 1,000,000 \|", shown), shown
 
 
+def test_pages_take_their_tables_from_the_data(tmp_path):
+    pages = {x: (ROOT / "docs" / x).read_text() for x in ("results.md", "trials.md")}
+    for name, text in pages.items():
+        outdated = re.sub(r"^(\| `\w+\.py`, .*) \|$", r"\1, outdated |", text, flags=re.MULTILINE)
+        (tmp_path / name).write_text(outdated)
+        assert outdated != text
+    learning("pages", "--folder", tmp_path)
+    assert {name: (tmp_path / name).read_text() for name in pages} == pages
+    (tmp_path / "trials.md").write_text(pages["trials.md"].replace("## Variations", "## Others"))
+    run = start("benchmarks/learning.py", "pages", "--folder", tmp_path)
+    assert (run.returncode, "under the heading Variations" in run.stderr) == (2, True)
+
+
 def test_the_pages_recommend_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from learning import STRONG
