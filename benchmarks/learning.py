@@ -27,6 +27,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import json
 import platform
 import re
@@ -333,6 +334,7 @@ def tables(args):
         rows.append([source, "1,000,000", *(f"{x:,}" for x in returns)])
     print_table("Other tasks", rows, len(PUBLISHED_MORE), MORE_TASKS)
     print_without_noise(args)
+    print_twins(curves)
     print_normalised(finals, steps)
     rows = [row("ppo_tf1", x, finals, steps) for x in ("strong", *ablated)]
     print_table("What each flag is worth", rows, 1)
@@ -348,6 +350,29 @@ def print_without_noise(args):
     rows = [row(*x, runs["test_return"], runs["steps"]) for x in settings]
     best = [f"{x:,}" for x in PUBLISHED["ppo"]["Tianshou"]]
     print_table("Without noise", [*rows, ["Tianshou's PPO", "1,000,000", *best]], 1)
+
+
+def print_twins(curves):
+    """Print by how much PyTorch's mean exceeds TF1's, where both have at least three seeds."""
+    rows, rng = [], np.random.default_rng(0)
+    for algo, setting in itertools.product(ON_POLICY + OFF_POLICY, SETTINGS):
+        length = 200_000 if algo in OFF_POLICY else 1_000_000
+        finals, _ = final_returns(up_to(length, curves))
+        cells = []
+        for task in TASKS:
+            keys = [(f"{algo}_{x}", setting, task) for x in ("torch", "tf1")]
+            found = [finals[x].to_numpy() for x in keys if x in finals.index.droplevel("seed")]
+            seeds = [len(x) for x in found]
+            if len(found) < 2 or min(seeds) < 3:
+                cells.append("-")
+                continue
+            torch, tf1 = (rng.choice(x, (10_000, len(x))).mean(axis=1) for x in found)
+            low, high = np.percentile(torch - tf1, [2.5, 97.5])
+            difference = f"{found[0].mean() - found[1].mean():+,.0f} ({low:+,.0f} to {high:+,.0f})"
+            cells.append(f"{difference}, {seeds[0]} and {seeds[1]} seeds")
+        if any(x != "-" for x in cells):
+            rows.append([f"{algo.upper()}, {setting}", f"{length:,}", *cells])
+    print_table("PyTorch minus TF1", rows)
 
 
 def rows_of(script, setting, curves, lengths):
@@ -470,10 +495,34 @@ def export(args):
             policy = {key: x for key, x in weights.items() if key.startswith("pi.")}
             torch.save(policy, folder / model.name)
         else:
-            shutil.copytree(model, folder / model.name)
+            copy_policy_tf1(model, folder / model.name)
         print(f"{folder}: from {run}")
     if not written:
         raise SidespinError(f"{args.data_dir} has no such run with a model")
+
+
+def copy_policy_tf1(model, copy):
+    """Copy a tf1_save/ with the variables and operations of the policy only."""
+    import tensorflow.compat.v1 as tf
+
+    from common.tf1_utils import Model, load, load_model, restore_tf_graph
+
+    values = {k: x for k, x in load_model(model).items() if k.startswith("pi/")}
+    with tf.Graph().as_default(), tf.Session() as sess:
+        names = {k: x.name for k, x in restore_tf_graph(sess, model).items()}
+        graph = tf.graph_util.extract_sub_graph(sess.graph_def, [names["pi"].split(":")[0]])
+    with tf.Graph().as_default(), tf.Session() as sess:
+        pi = {k: tf.get_variable(k, initializer=tf.zeros(x.shape)) for k, x in values.items()}
+        for k, x in values.items():
+            load(pi[k], x, sess)
+        used = {node.name for node in graph.node}  # pi's mean does not need its std
+        handles = {f"{k}:0": variable.handle for k, variable in pi.items() if k in used}
+        x, a = tf.import_graph_def(graph, handles, [names["x"], names["pi"]], name="policy")
+        slim = Model(sess, {"x": x}, {"pi": a})
+        (copy / "variables").mkdir(parents=True)
+        (copy / "saved_model.pb").write_bytes(slim.graph)
+        path = str(copy / "variables" / "variables")
+        slim.saver.save(sess, path, write_meta_graph=False, write_state=False)
 
 
 FIGURES = {

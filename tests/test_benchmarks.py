@@ -3,11 +3,15 @@
 import re
 from importlib.util import find_spec
 
+import numpy as np
 import pandas as pd
 import pytest
+import tensorflow.compat.v1 as tf
 import torch
 from helpers import OFF_POLICY, ROOT, start, train
 from torch.utils.flop_counter import FlopCounterMode
+
+from common.tf1_utils import load_model, restore_tf_graph
 
 
 @pytest.mark.parametrize("algo", OFF_POLICY)
@@ -80,7 +84,7 @@ def test_learning_runs_and_is_collected(tmp_path):
     assert re.search(row.replace("|", r"\|"), learning("tables", "--results", tmp_path))
 
 
-@pytest.mark.parametrize("script", ["sac_torch", "vpg_tf1"])
+@pytest.mark.parametrize("script", ["sac_torch", "sac_tf1", "vpg_tf1"])
 def test_an_exported_policy_plays_as_before(script, tmp_path):
     kwargs = dict(epochs=1, exp_name=f"{script}-default_Pendulum-v1", steps_per_epoch=200)
     kwargs |= dict(hidden_sizes=(32,))
@@ -97,6 +101,15 @@ def test_an_exported_policy_plays_as_before(script, tmp_path):
         assert start("benchmarks/learning.py", "export", *words, *where).returncode == 2
     if script == "sac_torch":
         assert {x.split(".")[0] for x in torch.load(copy / "model.pt")} == {"pi"}
+    else:  # no value functions, and a graph that computes what the whole one computes
+        assert {x.split("/")[0] for x in load_model(copy / "tf1_save")} == {"pi"}
+        x = np.random.default_rng(0).standard_normal((5, 3))
+        actions = []
+        for folder in (run, copy):
+            with tf.Graph().as_default(), tf.Session() as sess:
+                tensors = restore_tf_graph(sess, folder / "tf1_save")
+                actions.append(sess.run(tensors["pi"], {tensors["x"]: x}))
+        np.testing.assert_array_equal(*actions)
 
 
 def test_learning_of_a_peer_is_collected(tmp_path):
@@ -121,6 +134,7 @@ def test_learning_tables_are_those_of_the_data(tmp_path):
     for seed, last in enumerate((100, 200, 600)):
         rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},7,1" for i in range(1, 46)]
         rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},{last},1" for i in range(46, 51)]
+        rows += [f"ppo_tf1,strong,Hopper-v4,{seed},{20_000 * i},50,1" for i in range(1, 51)]
     for seed, epochs, value in (0, 50, 1), (1, 50, 2), (2, 250, 6):  # 4000 steps each
         points = [epochs // 50 * 4000 * i for i in range(1, 51)]
         returns = [value if 180_000 < x <= 200_000 else 9 for x in points]
@@ -134,6 +148,8 @@ def test_learning_tables_are_those_of_the_data(tmp_path):
     ]
     (row,) = [line for line in table.splitlines() if "`ppo_torch.py`" in line]
     assert row == "| `ppo_torch.py`, strong | 1,000,000 | - | 300 (100 to 600), 3 seeds | - |"
+    twins = "| PPO, strong | 1,000,000 | - | +250 (+50 to +550), 3 and 3 seeds | - |"
+    assert twins in table.split("### PyTorch minus TF1")[1]
     assert "| Tianshou | 1,000,000 | 5,784 | 2,609 | 3,589 |" in table
     learning("unpack", "--results", tmp_path, "--folder", tmp_path / "runs")
     shown = start("plot.py", tmp_path / "runs", "--table").stdout
