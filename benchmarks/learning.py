@@ -254,12 +254,17 @@ def collect(args):
             runs[-1]["test_return"] = returns.mean().round(1)
         runs[-1] |= {k: " | ".join(dict.fromkeys(x[k] for x in own)) for k in ("machine", "commit")}
         runs[-1] |= {"started": own[0]["started"] if own else "", "versions": versions}
+    steps = pd.DataFrame(runs).set_index(KEY)["steps"]
+    file = Path(args.results) / "runs.csv"
+    if file.exists():  # a longer run of the same name, from another machine, remains
+        before = pd.read_csv(file).set_index(KEY)["steps"]
+        steps = steps[steps >= before.reindex(steps.index).fillna(0)]
     for name, new in ("learning.csv", curves), ("runs.csv", runs):
-        file, new = Path(args.results) / name, pd.DataFrame(new)
-        if file.exists():  # keep the runs that are not on this machine
+        file, new = Path(args.results) / name, pd.DataFrame(new).set_index(KEY)
+        new = new[new.index.isin(steps.index)].reset_index()
+        if file.exists():
             old = pd.read_csv(file).set_index(KEY)
-            old = old[~old.index.isin(new.set_index(KEY).index)].reset_index()
-            new = pd.concat([old, new])
+            new = pd.concat([old[~old.index.isin(steps.index)].reset_index(), new])
         order = [*KEY, "step"] if "step" in new else KEY
         new.sort_values(order).to_csv(file, index=False)
         print(f"{file.name}: {len(new)} rows, {len(new[KEY].drop_duplicates())} runs")
@@ -308,12 +313,10 @@ def up_to(steps, curves):
 
 
 def interval(scores, statistic=np.mean, samples=10_000):
-    """Return a bootstrap 95% confidence interval; scores [tasks, seeds] are drawn task by task."""
+    """Return a bootstrap 95% confidence interval; seeds are drawn within each array of scores."""
     rng = np.random.default_rng(0)
-    tasks, seeds = scores.shape
-    picks = rng.integers(seeds, size=(samples, tasks, seeds))
-    drawn = np.take_along_axis(scores[None], picks, axis=2).reshape(samples, -1)
-    return np.percentile(statistic(drawn, axis=1), [2.5, 97.5])
+    drawn = [rng.choice(x, (samples, len(x))) for x in scores]
+    return np.percentile(statistic(np.concatenate(drawn, axis=1), axis=1), [2.5, 97.5])
 
 
 def tables(args):
@@ -340,7 +343,8 @@ def tables(args):
     print_without_noise(args)
     print_twins(curves)
     print_normalised(finals, steps)
-    rows = [row("ppo_tf1", x, finals, steps) for x in ("strong", *ablated)]
+    same = finals.index.get_level_values("seed").isin(ABLATION[0][2])
+    rows = [row("ppo_tf1", x, finals[same], steps[same]) for x in ("strong", *ablated)]
     print_table("What each flag is worth", rows, 1)
     print_table("Variations", [row(s, x, finals, steps) for s in scripts for x in others])
 
@@ -380,45 +384,55 @@ def print_twins(curves):
 
 
 def rows_of(script, setting, curves, lengths):
-    """Return one row for each length that runs have reached; if for none, one of the longest."""
+    """Return a row for each length that runs have reached; shorter runs go with the first."""
     own = curves[(curves["script"] == script) & (curves["setting"] == setting)]
-    longest = own["step"].max()
-    reached = [n for n in lengths if n <= longest] or [longest]
-    return [row(script, setting, *final_returns(up_to(n, own))) for n in reached]
+    longest = own.groupby(KEY)["step"].transform("max")
+    tables = [own[(own["step"] <= n) & ((longest >= n) | (n == lengths[0]))] for n in lengths]
+    return [row(script, setting, *final_returns(table)) for table in tables]
 
 
 def row(script, setting, finals, steps, tasks=TASKS):
-    """Return the cells of one script and setting, or None if there is no run of it."""
-    cells, reached = [], []
+    """Return the cells of one script and setting, or None if there is no run of it.
+
+    The longest runs of a cell count; it says how many others were cut.
+    """
+    lengths = steps[[key[:2] == (script, setting) and key[2] in tasks for key in steps.index]]
+    cells = []
     for task in tasks:
         key = (script, setting, task)
         if key not in finals.index.droplevel("seed"):
             cells.append("-")
             continue
-        length = steps[key]
-        found = finals[key][length == length.max()].to_numpy()  # shorter runs are not finished
-        low, high = interval(found[None])
+        longest = steps[key] == steps[key].max()
+        found = finals[key][longest].to_numpy()
+        low, high = interval([found])
         spread = f" ({low:,.0f} to {high:,.0f})" if len(found) > 2 else ""
         cells.append(f"{found.mean():,.0f}{spread}, {plural(len(found), 'seed')}")
-        reached.append(length.max())
-    if not reached:
+        if steps[key].max() < lengths.max():
+            cells[-1] += f" at {steps[key].max():,} steps"
+        if not longest.all():
+            cells[-1] += f", {(~longest).sum()} cut"
+    if not len(lengths):
         return None
-    least, most = f"{min(reached):,}", f"{max(reached):,}"
     title = "Stable-Baselines3" if script.startswith("sb3_") else f"`{script}.py`"
-    return [f"{title}, {setting}", least if least == most else f"{least} to {most}", *cells]
+    return [f"{title}, {setting}", f"{lengths.max():,}", *cells]
 
 
 def print_table(title, rows, references=0, tasks=TASKS):
     rows = [x for x in rows if x]
     if len(rows) > references:
-        head = ["", "steps", *(task.removesuffix("-v4") for task in tasks)]
+        head = ["", "steps", *short(tasks)]
         print(f"\n### {title}\n\n{markdown([head, *rows])}")
+
+
+def short(tasks):
+    return [task.removesuffix("-v4") for task in tasks]
 
 
 def print_normalised(finals, steps):
     """Print the interquartile mean over tasks and seeds of returns divided by Tianshou's PPO."""
-    rows = [["", "interquartile mean", "95% interval", "tasks", "seeds"]]
-    for script, setting in dict.fromkeys((key[0], key[1]) for key in finals.index):
+    rows = [["", "interquartile mean", "95% interval", *short(TASKS), "seeds"]]
+    for script, setting in dict.fromkeys(key[:2] for key in finals.index if key[1] in SETTINGS):
         scores = []
         for task, best in zip(TASKS, PUBLISHED["ppo"]["Tianshou"]):
             key = (script, setting, task)
@@ -426,11 +440,10 @@ def print_normalised(finals, steps):
                 done = steps[key] >= 1_000_000
                 scores.append(finals[key][done].to_numpy() / best)
         if len(scores) == len(TASKS) and min(map(len, scores)) >= 5:
-            seeds = min(map(len, scores))
-            scores = np.array([x[:seeds] for x in scores])
             low, high = interval(scores, iqm)
-            rows.append([f"`{script}.py`, {setting}", f"{iqm(scores.ravel()):.2f}"])
-            rows[-1] += [f"{low:.2f} to {high:.2f}", f"{len(scores)}", f"{seeds}"]
+            rows.append([f"`{script}.py`, {setting}", f"{iqm(np.concatenate(scores)):.2f}"])
+            rows[-1] += [f"{low:.2f} to {high:.2f}", *(f"{x.mean():.2f}" for x in scores)]
+            rows[-1] += [", ".join(dict.fromkeys(f"{len(x)}" for x in scores))]
     if len(rows) > 1:
         print("\n### All tasks, in units of Tianshou's PPO\n")
         print(markdown(rows))
@@ -470,7 +483,8 @@ def unpack(args):
         config["exp_name"] = name
         (folder / "config.json").write_text(json.dumps(config))
         table = curve[["step", "return", "seconds"]].reset_index(drop=True)
-        table.columns = ["TotalEnvInteracts", "AverageEpRet", "Time"]
+        returns = "TestEpRet" if re.search("sac|td3|ddpg", script) else "EpRet"
+        table.columns = ["TotalEnvInteracts", f"Average{returns}", "Time"]
         table.to_csv(folder / "progress.txt", sep="\t", index_label="Epoch")
 
 
@@ -541,9 +555,13 @@ FIGURES = {
 
 
 def figures(args):
-    """Draw the figures of docs/results.md by plot.py."""
+    """Draw the figures of docs/results.md by plot.py, from the runs that the tables count."""
+    curves = pd.read_csv(Path(args.results) / "learning.csv")
+    longest = curves.groupby(KEY)["step"].transform("max")
+    counted = longest == curves.groupby(KEY[:-1])["step"].transform("max")
     with tempfile.TemporaryDirectory() as folder:
-        unpack(Args("unpack", results=args.results, folder=folder, tasks=tuple(TASKS)))
+        curves[counted].to_csv(Path(folder) / "learning.csv")
+        unpack(Args("unpack", results=folder, folder=folder, tasks=tuple(TASKS)))
         for file, curves in FIGURES.items():
             found = [(x, title) for x, title in curves if list(Path(folder).glob(f"{x}_*"))]
             if found:

@@ -82,6 +82,14 @@ def test_learning_runs_and_is_collected(tmp_path):
     assert runs.set_index("env_id")["test_return"]["Hopper-v4"] == round(float(played), 1)
     row = f"| `vpg_torch.py`, default | 4,000 | .* | {float(played):.0f}, 1 seed | .* |"
     assert re.search(row.replace("|", r"\|"), learning("tables", "--results", tmp_path))
+    longer = "vpg_torch,default,Hopper-v4,3,8000,45.6,9"  # the same seed, by another machine
+    with open(tmp_path / "learning.csv", "a") as file:
+        file.write(longer + "\n")
+    (tmp_path / "runs.csv").write_text(runs.assign(steps=[4000, 8000, 4000]).to_csv(index=False))
+    learning("collect", *where, "--results", tmp_path)
+    assert longer in (tmp_path / "learning.csv").read_text().splitlines()
+    kept = pd.read_csv(tmp_path / "runs.csv")
+    assert (list(kept["env_id"]), list(kept["steps"])) == (list(runs["env_id"]), [4000, 8000, 4000])
 
 
 @pytest.mark.parametrize("script", ["sac_torch", "sac_tf1", "vpg_tf1"])
@@ -129,12 +137,18 @@ def test_learning_of_a_peer_is_collected(tmp_path):
 
 
 def test_learning_tables_are_those_of_the_data(tmp_path):
-    """The last tenth of a run counts; runs that were extended count at both lengths."""
+    """The last tenth of a run counts; runs that were extended count at both lengths.
+
+    Of runs that were cut, the table has their number, or how far the longest of them went.
+    """
     rows = ["script,setting,env_id,seed,step,return,seconds"]
     for seed, last in enumerate((100, 200, 600)):
         rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},7,1" for i in range(1, 46)]
         rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},{last},1" for i in range(46, 51)]
         rows += [f"ppo_tf1,strong,Hopper-v4,{seed},{20_000 * i},50,1" for i in range(1, 51)]
+    for task, seed, points in ("Hopper", 0, 50), ("Hopper", 1, 19), ("Walker2d", 0, 30):
+        run = f"trpo_torch,strong,{task}-v4,{seed}"
+        rows += [f"{run},{20_000 * i},{100 * seed + 8},1" for i in range(1, points + 1)]
     for seed, epochs, value in (0, 50, 1), (1, 50, 2), (2, 250, 6):  # 4000 steps each
         points = [epochs // 50 * 4000 * i for i in range(1, 51)]
         returns = [value if 180_000 < x <= 200_000 else 9 for x in points]
@@ -148,6 +162,9 @@ def test_learning_tables_are_those_of_the_data(tmp_path):
     ]
     (row,) = [line for line in table.splitlines() if "`ppo_torch.py`" in line]
     assert row == "| `ppo_torch.py`, strong | 1,000,000 | - | 300 (100 to 600), 3 seeds | - |"
+    (row,) = [line for line in table.splitlines() if "`trpo_torch.py`" in line]
+    cut = "8, 1 seed, 1 cut | 8, 1 seed at 600,000 steps"
+    assert row == f"| `trpo_torch.py`, strong | 1,000,000 | - | {cut} |"
     twins = "| PPO, strong | 1,000,000 | - | +250 (+50 to +550), 3 and 3 seeds | - |"
     assert twins in table.split("### PyTorch minus TF1")[1]
     assert "| Tianshou | 1,000,000 | 5,784 | 2,609 | 3,589 |" in table
