@@ -299,7 +299,7 @@ def train(args, run):
         if args.norm:  # from now on, V's units are those of all epochs so far
             v.obs.update(o)
             v.returns.update(ret)
-        for b in v_batches:
+        for b in v_batches if args.train_v_iters else ():  # XLA cannot slice [0, B]
             v_optimizer.minimize(compute_loss_v(*take(b, o, ret)))
 
         loss_pi, info = compute_loss_pi(o, a, adv, logp_old)

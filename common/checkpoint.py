@@ -64,6 +64,8 @@ class Checkpoint:
             warn(f"{'; '.join(damages)}; using the checkpoint after {plural(epoch, 'epoch')}")
         if epoch >= self.run.args.epochs:
             more = f"to extend the run, choose a larger {flag('epochs')}"
+            if "epochs" in self.run.identity:
+                more = f"{flag('decay')} fixes {flag('epochs')}, so the run cannot be extended"
             self.run.say(f"already finished after {plural(epoch, 'epoch')}; {more}")
             return epoch, o, ep_ret, ep_len
         self.epoch = epoch

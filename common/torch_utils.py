@@ -102,8 +102,8 @@ class Normalizer(nn.Module):
     def update(self, x):
         """Count one more batch [B, ...], of the same size on all ranks and in every epoch."""
         x = x.double()
-        mean = torch.as_tensor(mpi_avg(x.mean(0).numpy()))
-        var = torch.as_tensor(mpi_avg(((x - mean) ** 2).mean(0).numpy()))
+        mean = torch.as_tensor(mpi_avg(x.mean(0).numpy()), dtype=torch.float64)
+        var = torch.as_tensor(mpi_avg(((x - mean) ** 2).mean(0).numpy()), dtype=torch.float64)
         self.batches += 1
         share = 1 / self.batches.double()
         moved = mean - self.mean

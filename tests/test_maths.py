@@ -229,6 +229,14 @@ def normalised(framework, batches, o):
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf1"])
+def test_running_std_of_returns_far_from_zero(framework):
+    """The mean must not be rounded to float32 before it is subtracted."""
+    batch = np.float32([1e6 - 2, 1e6 + 2 + 1 / 16])  # their mean is halfway between two floats
+    ((_, std, _),) = normalised(framework, [batch], batch[0])
+    np.testing.assert_allclose(std, batch.astype(float).std(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf1"])
 def test_running_mean_and_std(framework):
     """Some numbers never change, or only later: they must not come out as huge when they do."""
     rng = np.random.default_rng(3)

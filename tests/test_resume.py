@@ -195,6 +195,14 @@ def test_longer_and_finished_runs(script, tmp_path, capsys):
     assert before == files_in(folder)
 
 
+def test_a_finished_run_with_decay_does_not_advise_what_is_refused(tmp_path, capsys):
+    settings = tiny("ppo_torch", epochs=2, decay=True)
+    train("ppo_torch", tmp_path, **settings)
+    train("ppo_torch", tmp_path, resume=True, **settings)
+    shown = capsys.readouterr().out.splitlines()[-1]
+    assert shown.endswith("after 2 epochs; decay fixes epochs, so the run cannot be extended")
+
+
 def test_tensorboard_shows_one_clean_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -448,6 +448,13 @@ def test_no_iterations_leave_the_value_function_alone(script):
 
 
 @pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
+def test_no_iterations_in_minibatches(script, tmp_path):
+    settings = dict(epochs=1, steps_per_epoch=60, batch_size=20, train_v_iters=0, **TINY)
+    table = progress(train(script, tmp_path, xla=True, **settings))
+    assert abs(table["DeltaLossV"].item()) < 1e-6 * table["LossV"].item()
+
+
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
 def test_weights_start_alike_and_as_torch_would_draw_them(script):
     assert not moved(script, "pi")
     assert not moved(script, "v")
