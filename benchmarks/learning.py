@@ -256,9 +256,9 @@ def collect(args):
         runs[-1] |= {"started": own[0]["started"] if own else "", "versions": versions}
     steps = pd.DataFrame(runs).set_index(KEY)["steps"]
     file = Path(args.results) / "runs.csv"
-    if file.exists():  # a longer run of the same name, from another machine, remains
+    if file.exists():  # only a longer run replaces another: who repeats one gets no second chance
         before = pd.read_csv(file).set_index(KEY)["steps"]
-        steps = steps[steps >= before.reindex(steps.index).fillna(0)]
+        steps = steps[steps > before.reindex(steps.index).fillna(0)]
     for name, new in ("learning.csv", curves), ("runs.csv", runs):
         file, new = Path(args.results) / name, pd.DataFrame(new).set_index(KEY)
         new = new[new.index.isin(steps.index)].reset_index()

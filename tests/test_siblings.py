@@ -152,7 +152,7 @@ def test_the_value_functions_part_on_policy(framework):
         return text[text.index("    def compute_loss_v") :]
 
     def steps(script):
-        loop = r" *if args\.norm:.*\n(?: {12}.*\n)* *for b in .*v_.*:\n(?: {12}.*\n)*"
+        loop = r" *if args\.norm:.*\n(?: {12}.*\n)* *for b in .*v_.*:.*\n(?: {12}.*\n)*"
         (found,) = re.findall(loop, section(script, "Update"))
         return found
 
