@@ -357,7 +357,7 @@ def print_without_noise(args):
     settings = [(f"{a}_{x}", y) for a in ON_POLICY for x in ("torch", "tf1") for y in SETTINGS]
     rows = [row(*x, runs["test_return"], runs["steps"]) for x in settings]
     best = [f"{x:,}" for x in PUBLISHED["ppo"]["Tianshou"]]
-    print_table("Without noise", [*rows, ["Tianshou's PPO", "1,000,000", *best]], 1)
+    print_table("Without exploration noise", [*rows, ["Tianshou's PPO", "1,000,000", *best]], 1)
 
 
 def print_twins(curves):
