@@ -2,15 +2,16 @@
 
 learning.csv holds the results. runs.csv says where each run comes from: settings, commit, machine,
 date and versions; it also has the largest KL of an epoch, and what the policy of a finished run
-returns without noise, on average over ten episodes. `collect` adds to both and leaves nothing
-out: every run that was started is there, as far as it got. Runs of other machines stay.
+returns without noise, on average over ten episodes. A part is a script with one setting, such as
+ppo_torch-strong; a part that does not exist is an error that lists all of them.
 
     python benchmarks/learning.py run
-        train everything, part by part; repeat it to resume
+        train all parts but the trials, in days on two cores; repeat it to resume
     python benchmarks/learning.py run --parts ppo_torch-strong --seeds 0 1
         train a part, and only two of its seeds
     python benchmarks/learning.py collect
-        add what the runs have logged to the data
+        add all runs to the data, as far as they got; those that are there already remain, unless
+        a longer one has the same script, setting, environment and seed
     python benchmarks/learning.py tables
         print the tables of docs/results.md and docs/trials.md
     python benchmarks/learning.py pages
@@ -155,7 +156,7 @@ class Args:
     ]
     parts: tuple[str, ...] = ()  # run, export: parts, such as ppo_torch-strong; none: all
     seeds: tuple[NonNegativeInt, ...] = ()  # run, export: only these seeds; none: all of a part
-    tasks: tuple[str, ...] = ()  # run, unpack, export: only these environments; none: all
+    tasks: tuple[str, ...] = ()  # run, unpack, export: only these environments; none: all; run: three
     epochs: PositiveInt | None = None  # run: train for this many epochs; None: the part's own
     workers: PositiveInt | None = None  # run: number of parallel runs; None: as many as fit
     data_dir: str = "runs/learning"  # where the runs are
