@@ -156,7 +156,7 @@ class Args:
     ]
     parts: tuple[str, ...] = ()  # run, export: parts, such as ppo_torch-strong; none: all
     seeds: tuple[NonNegativeInt, ...] = ()  # run, export: only these seeds; none: all of a part
-    tasks: tuple[str, ...] = ()  # run, unpack, export: only these environments; none: all; run: three
+    tasks: tuple[str, ...] = ()  # only these environments; none: all, but for run only TASKS
     epochs: PositiveInt | None = None  # run: train for this many epochs; None: the part's own
     workers: PositiveInt | None = None  # run: number of parallel runs; None: as many as fit
     data_dir: str = "runs/learning"  # where the runs are
