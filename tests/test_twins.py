@@ -11,6 +11,8 @@ from record import checkpoint, flat, kept_model, record_apart, recorded
 EXACT = ["AverageEpRet", "StdEpRet", "MaxEpRet", "MinEpRet", "EpLen", "TotalEnvInteracts"]
 BEFORE = ["AverageVVals", "StdVVals", "MaxVVals", "MinVVals", "LossV", "Entropy"]
 
+STRONG = dict(norm=True, ortho=True, decay=True, vf_lam=0.9)  # all flags that Spinning Up lacks
+
 
 def twins(script, **settings):
     """Run both twins; a run has its batches, what it logged, and its last checkpoint."""
@@ -28,8 +30,8 @@ def twins(script, **settings):
         ("vpg", "Hopper-v4", dict(train_v_iters=1)),
         ("ppo", "CartPole-v1", dict(train_v_iters=1)),
         ("ppo", "Hopper-v4", dict(train_pi_iters=1)),
-        ("ppo", "Hopper-v4", dict(norm=True, batch_size=1000, train_pi_iters=2, train_v_iters=5)),
-        ("trpo", "CartPole-v1", dict(norm=True, vf_lam=0.9)),
+        ("ppo", "Hopper-v4", dict(**STRONG, batch_size=1000, train_pi_iters=2, train_v_iters=5)),
+        ("trpo", "CartPole-v1", dict(**STRONG)),
         # One iteration of conjugate gradient gives a step along the gradient
         ("trpo", "Hopper-v4", dict(algo="npg", cg_iters=1, delta=1.0, train_v_iters=1)),
     ],
