@@ -114,16 +114,27 @@ TRIALS = [
     for x, flags in variations.items()
 ]
 
-# What each flag of PPO's strong settings is worth, on seeds that chose nothing
+# What each flag of the strong settings is worth, on seeds that chose nothing
 MINIBATCHES = " --batch-size 64 --train-v-iters 10 --train-pi-iters 10 --target-kl 1"
 WITHOUT = {
-    "--norm": STRONG["ppo"].replace("--norm ", ""),
-    "--ortho": STRONG["ppo"].replace("--ortho ", ""),
-    "--decay": STRONG["ppo"].replace("--decay ", ""),
-    "--vf-lam": STRONG["ppo"].replace(" --vf-lam 0.9", ""),
-    "--batch-size": STRONG["ppo"].replace(MINIBATCHES, ""),  # 80 passes, as by default
+    "ppo_tf1": {
+        "--norm": STRONG["ppo"].replace("--norm ", ""),
+        "--ortho": STRONG["ppo"].replace("--ortho ", ""),
+        "--decay": STRONG["ppo"].replace("--decay ", ""),
+        "--vf-lam": STRONG["ppo"].replace(" --vf-lam 0.9", ""),
+        "--batch-size": STRONG["ppo"].replace(MINIBATCHES, ""),  # 80 passes, as by default
+    },
+    "sac_tf1": {
+        "--autotune": STRONG["sac"].replace("--autotune ", ""),
+        "--lr": STRONG["sac"].replace(" --lr 3e-4", ""),
+        "--batch-size": STRONG["sac"].replace(" --batch-size 256", ""),
+    },
 }
-ABLATION = [part("ppo_tf1", f"strong, without {x}", WITHOUT[x], range(3)) for x in WITHOUT]
+ABLATION = [
+    part(script, f"strong, without {x}", flags, range(3))
+    for script, variations in WITHOUT.items()
+    for x, flags in variations.items()
+]
 
 # Stable-Baselines3 with its own defaults, by sb3.py, if it is installed: algorithm and steps
 PEERS = {"sb3_ppo-default": ("ppo", 1_000_000), "sb3_trpo-default": ("trpo", 1_000_000)}
@@ -345,8 +356,12 @@ def tables(args):
     print_twins(curves)
     print_normalised(finals, steps)
     same = finals.index.get_level_values("seed").isin(ABLATION[0][2])
-    rows = [row("ppo_tf1", x, finals[same], steps[same]) for x in ("strong", *ablated)]
-    print_table("What each flag is worth", rows, 1)
+    rows = [
+        row(script, x, finals[same], steps[same])
+        for script, variations in WITHOUT.items()
+        for x in ("strong", *(f"strong, without {x}" for x in variations))
+    ]
+    print_table("What each flag is worth", rows)
     print_table("Variations", [row(s, x, finals, steps) for s in scripts for x in others])
 
 
