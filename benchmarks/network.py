@@ -20,9 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 # Floats in an Allreduce: KL of PPO; gradients of PPO's policy and V, of SAC's two Qs and policy
 KL, PPO_PI, PPO_V, SAC_Q, SAC_PI = 2, 5126, 4993, 139_778, 70_406  # on Hopper-v4
-# Seconds of computation per update on one core (README.md), and the floats of its reductions
-PPO = 4000 / 1847, 80 * [KL, PPO_PI, PPO_V]
-SAC = 1 / 135, [SAC_Q, SAC_PI]
+# Seconds per update of PyTorch on one rank (README.md), and the floats of its reductions
+PPO = 4000 / 6869, 80 * [KL, PPO_PI, PPO_V]
+SAC = 1 / 330, [SAC_Q, SAC_PI]
 LINKS = {"1 Gbit/s": (50e-6, 1e9), "10 Gbit/s": (25e-6, 1e10), "100 Gbit/s": (10e-6, 1e11)}
 HOSTS = (2, 4, 8, 16, 32, 64)
 
@@ -32,9 +32,8 @@ def allreduce_seconds(hosts, floats, latency, bits_per_second):
     seconds = 32 * floats / bits_per_second
     if floats <= 512:  # all of it, in log2(hosts) rounds
         return math.log2(hosts) * (latency + seconds)
-    return (
-        2 * math.log2(hosts) * latency + 2 * (1 - 1 / hosts) * seconds
-    )  # its parts, in twice that
+    # Its parts, in twice as many rounds
+    return 2 * math.log2(hosts) * latency + 2 * (1 - 1 / hosts) * seconds
 
 
 def plan():

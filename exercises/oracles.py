@@ -52,7 +52,7 @@ def runs(algo):
         return [{**run, **OFF_POLICY_RUN, **steps}]
     run["steps_per_epoch"] = 100 * n
     # One step of an optimizer shows its gradient; several show what depends on the first.
-    box = {**run, **ON_POLICY_RUN, "env_id": "ProbeBox-v0", "train_v_iters": 1}
+    box = {**run, **ON_POLICY_RUN, "env_id": "ProbeBox-v0", "train_v_iters": 1, "vf_lam": 0.8}
     discrete = {**run, **ON_POLICY_RUN, "env_id": "ProbeDiscrete-v0", "train_v_iters": 3}
     if algo == "ppo":
         box["train_pi_iters"], discrete["train_pi_iters"] = 10, 1

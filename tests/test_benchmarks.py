@@ -186,6 +186,18 @@ def test_pages_take_their_tables_from_the_data(tmp_path):
     assert (run.returncode, "under the heading Variations" in run.stderr) == (2, True)
 
 
+def test_the_plan_for_clusters_starts_from_the_measured_speed():
+    """Its table is that of the program, whose steps per second are those of one rank."""
+    plan = start("benchmarks/network.py", "--plan").stdout
+    assert plan[plan.index("| hosts |") :].strip() in (ROOT / "docs" / "clusters.md").read_text()
+    pages, program = ((ROOT / "benchmarks" / x).read_text() for x in ("README.md", "network.py"))
+    ranks = pages[pages.index("skew") :]
+    rates = re.findall(r"^(PPO|SAC) = \d+ / (\d+)", program, re.MULTILINE)
+    assert len(rates) == 2
+    for algo, rate in rates:
+        assert f"\n| {algo}, torch | {int(rate):,} |" in ranks
+
+
 def test_the_pages_recommend_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from learning import STRONG
