@@ -372,7 +372,8 @@ def train(args, run):
             v.obs.update(o)
             v.returns.update(ret)
         for b in v_batches if args.train_v_iters else ():  # XLA cannot slice [0, B]
-            v_optimizer.minimize(compute_loss_v(*take(b, o, ret)))
+            loss_v = compute_loss_v(*take(b, o, ret)) / v.returns.std**2  # in V's own units
+            v_optimizer.minimize(loss_v)
 
         loss_v = compute_loss_v(o, ret)
         stats = {"Entropy": info_old["ent"], "KL": kl}

@@ -357,8 +357,9 @@ def train(args, run):
             v.obs.update(o)
             v.returns.update(ret)
         for b in buf.minibatches(args.train_v_iters, local_batch, rng):
+            loss_v = compute_loss_v(*take(b, o, ret)) / v.returns.std**2  # in V's own units
             v_optimizer.zero_grad()
-            compute_loss_v(*take(b, o, ret)).backward()
+            loss_v.backward()
             mpi_avg_grads(v_optimizer)
             v_optimizer.step()
 

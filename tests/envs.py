@@ -95,14 +95,15 @@ class Mixed(Odd):
     action_space = Box(np.array([-1, 0.5], np.float32), np.array([3, 0.75], np.float32))
     episodes = 0
 
-    def __init__(self, render_mode=None):
+    def __init__(self, unit=1.0, render_mode=None):
         super().__init__(action_space=Mixed.action_space, length=5)
+        self.unit = unit
 
     def step(self, a):
         o, _, over, _, _ = super().step(a)
         self.episodes += over
         terminated = over and self.episodes % 2 == 0
-        return o, float(o[0] + a[0]), terminated, over and not terminated, {}
+        return o, self.unit * float(o[0] + a[0]), terminated, over and not terminated, {}
 
 
 class NanReward(Odd):
@@ -290,6 +291,7 @@ gym.register("InPlace-v0", entry_point=InPlace)
 gym.register("BadUnits-v0", entry_point=BadUnits)
 gym.register("WideObs-v0", entry_point=WideObs)
 gym.register("Mixed-v0", entry_point=Mixed)
+gym.register("TinyRewards-v0", entry_point=Mixed, kwargs={"unit": 1e-6})
 gym.register("NanReward-v0", entry_point=NanReward)
 gym.register("InfiniteObs-v0", entry_point=InfiniteObs)
 gym.register("Strays-v0", entry_point=Strays)

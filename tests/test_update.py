@@ -160,7 +160,7 @@ def on_policy_update(algo, args, batches, rows, nets, adam):
     stats |= {"KL": kl(nets), "DeltaLossPi": stats["LossPi"] - loss_pi(nets)}
     (o_mean, o_std), (ret_mean, ret_std) = units(args, batches)  # V is fitted in the new units
     for b in rows[-1]:
-        adam["v"].step(lambda nets, b=b: loss_v(nets, b), nets, ["v"])
+        adam["v"].step(lambda nets, b=b: loss_v(nets, b) / ret_std**2, nets, ["v"])
     stats["DeltaLossV"] = stats["LossV"] - loss_v(nets)
     return stats
 
@@ -452,6 +452,19 @@ def test_no_iterations_in_minibatches(script, tmp_path):
     settings = dict(epochs=1, steps_per_epoch=60, batch_size=20, train_v_iters=0, **TINY)
     table = progress(train(script, tmp_path, xla=True, **settings))
     assert abs(table["DeltaLossV"].item()) < 1e-6 * table["LossV"].item()
+
+
+@pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
+def test_a_normalised_value_function_learns_from_tiny_rewards_as_from_others(script):
+    """Its weights take the same steps: the size of the rewards is in its units alone."""
+    norm = {**settings(script), "norm": True, "epochs": 1}
+    norm |= {"gamma": 0.0}  # or the first returns would have values of an untrained V in them
+    nets = []
+    for env_id in ("envs:Mixed-v0", "envs:TinyRewards-v0"):
+        nets.append(checkpoint(recorded(script, **{**norm, "env_id": env_id}).folder, 1).nets["v"])
+    assert relative_distance(*nets) < 1e-5
+    start = checkpoint(unmoved(script).folder, 1).nets["v"]
+    assert relative_distance(nets[0], start) > 0.01
 
 
 @pytest.mark.parametrize("script", ON_POLICY_SCRIPTS)
