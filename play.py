@@ -154,11 +154,13 @@ class TrainedRun:
 def misfit(act, params, env):
     """Return why a policy cannot act in an environment, or None."""
     o, space = np.zeros(env.observation_space.shape, np.float32), env.action_space
+    n = next((x.shape[1] for x in params if x.ndim == 2), o.size)
+    sizes = f"it expects {n} numbers, but an observation has {o.size}"
+    if o.size == 1 < n:  # NumPy would stretch it to the size of the running mean
+        return sizes
     try:
         a = act(params, o)
     except Exception as error:
-        n = next((x.shape[1] for x in params if x.ndim == 2), o.size)
-        sizes = f"it expects {n} numbers, but an observation has {o.size}"
         return sizes if n != o.size else f"{type(error).__name__}: {error}"
     discrete = isinstance(space, Discrete)
     n, size = (len(params[-1]), space.n) if discrete else (np.size(a), space.shape[0])

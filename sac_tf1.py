@@ -185,8 +185,8 @@ def train(args, run):
     local_steps = args.steps_per_epoch // num_procs()
     if args.start_steps >= args.epochs * args.steps_per_epoch:
         warn(f"{flag('start_steps')} covers the whole run: all actions are random")
-    if args.autotune and np.float32(args.alpha) == 0:
-        raise SidespinError("autotune learns log(alpha), so alpha cannot start at 0")
+    if args.autotune and args.alpha < np.finfo(np.float32).tiny:
+        raise SidespinError(f"{flag('autotune')} learns log(alpha): {flag('alpha')} must exceed 0")
 
     # All randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])

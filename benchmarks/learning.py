@@ -84,7 +84,7 @@ def part(script, setting, flags, seeds):
     return name, [script, "--exp-name", name, *shlex.split(flags)], seeds
 
 
-# On-policy a million steps, off-policy 200,000: extend these with `run --epochs 250`.
+# On-policy a million steps, off-policy 200,000: extend these with `run --epochs 250 --parts ...`.
 PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
@@ -184,6 +184,12 @@ def run(args):
     chosen = PARTS + ABLATION
     if args.parts:
         chosen = [x for x in chosen + TRIALS if x[0] in args.parts]
+    fixed = [name for name, words, _ in chosen if "--decay" in words]
+    if args.epochs and fixed:
+        raise SidespinError(f"--decay fixes the epochs of {'; '.join(fixed)}: leave these out")
+    own = [seed for _, _, seeds in chosen for seed in seeds]
+    if chosen and args.seeds and not set(args.seeds) & set(own):
+        raise SidespinError(f"these parts have the seeds {min(own)} to {max(own)} only")
     for name, words, seeds in chosen:
         seeds = [seed for seed in seeds if not args.seeds or seed in args.seeds]
         if not seeds:
@@ -241,7 +247,8 @@ def collect(args):
     folders = find_runs(args.data_dir)
     if not folders:
         raise SidespinError(f"there are no runs in {args.data_dir}")
-    origins = [json.loads(x) for x in open(Path(args.data_dir) / "origins.jsonl")]
+    notes = Path(args.data_dir) / "origins.jsonl"
+    origins = [json.loads(x) for x in open(notes)] if notes.exists() else []
     curves, runs = [], []
     for folder in folders:
         config, progress = read_config(folder), read_progress(folder)
@@ -257,6 +264,8 @@ def collect(args):
             curves.append({**key, **point, "seconds": round(rows["Time"].iloc[-1])})
         own = [x for x in origins if x["part"] == name]
         own = [x for x in own if config["env_id"] in x["tasks"] and config["seed"] in x["seeds"]]
+        last = (folder / "progress.txt").stat().st_mtime  # later commands did not train it
+        own = [x for x in own if datetime.fromisoformat(x["started"]).timestamp() <= last]
         versions = " ".join(f"{k} {v}" for k, v in config["versions"].items() if v)
         runs.append({**key, "steps": progress["step"].iloc[-1], "flags": flags(config)})
         if "KL" in progress:
@@ -267,6 +276,9 @@ def collect(args):
         runs[-1] |= {k: " | ".join(dict.fromkeys(x[k] for x in own)) for k in ("machine", "commit")}
         runs[-1] |= {"started": own[0]["started"] if own else "", "versions": versions}
     steps = pd.DataFrame(runs).set_index(KEY)["steps"]
+    if steps.index.has_duplicates:
+        twice = " ".join(map(str, steps.index[steps.index.duplicated()][0]))
+        raise SidespinError(f"{args.data_dir} has two runs of {twice}")
     file = Path(args.results) / "runs.csv"
     if file.exists():  # only a longer run replaces another: who repeats one gets no second chance
         before = pd.read_csv(file).set_index(KEY)["steps"]
@@ -318,6 +330,13 @@ def final_returns(curves):
     return last.groupby(KEY)["return"].mean(), steps.max()
 
 
+def returns_at(n, curves):
+    """Return the mean over the last tenth of the first n steps, and the steps up to there."""
+    finals, steps = final_returns(curves[curves["step"] <= n])
+    # A run that went on may have no point at exactly n, but it was not cut there.
+    return finals, steps.mask(curves.groupby(KEY)["step"].max().reindex(steps.index) >= n, n)
+
+
 def up_to(steps, curves):
     """Return the curves of the runs that reached this many steps, up to there."""
     reached = curves.groupby(KEY)["step"].transform("max") >= steps
@@ -355,14 +374,24 @@ def tables(args):
     print_without_noise(args)
     print_twins(curves)
     print_normalised(finals, steps)
-    same = finals.index.get_level_values("seed").isin(ABLATION[0][2])
-    rows = [
-        row(script, x, finals[same], steps[same])
-        for script, variations in WITHOUT.items()
-        for x in ("strong", *(f"strong, without {x}" for x in variations))
-    ]
+    rows = []
+    for script, variations in WITHOUT.items():
+        compared = ("strong", *(f"strong, without {x}" for x in variations))
+        length = 200_000 if script.split("_")[0] in OFF_POLICY else 1_000_000
+        found, done = returns_at(length, curves)
+        same = on_common_seeds(script, compared, found)
+        rows += [row(script, x, found[same], done[same]) for x in compared]
     print_table("What each flag is worth", rows)
     print_table("Variations", [row(s, x, finals, steps) for s in scripts for x in others])
+
+
+def on_common_seeds(script, settings, finals):
+    """Tell of each run whether its seed has as many of these settings as any of its task."""
+    keys = finals.index.to_frame(index=False)
+    own = (keys["script"] == script) & keys["setting"].isin(settings)
+    found = keys[own].groupby(["env_id", "seed"])["setting"].transform("size")
+    most = found.groupby(keys["env_id"]).transform("max")
+    return (found == most).reindex(keys.index, fill_value=False).to_numpy()
 
 
 def print_without_noise(args):
@@ -403,8 +432,8 @@ def rows_of(script, setting, curves, lengths):
     """Return a row for each length that runs have reached; shorter runs go with the first."""
     own = curves[(curves["script"] == script) & (curves["setting"] == setting)]
     longest = own.groupby(KEY)["step"].transform("max")
-    tables = [own[(own["step"] <= n) & ((longest >= n) | (n == lengths[0]))] for n in lengths]
-    return [row(script, setting, *final_returns(table)) for table in tables]
+    chosen = [own[(longest >= n) | (n == lengths[0])] for n in lengths]
+    return [row(script, setting, *returns_at(n, x)) for n, x in zip(lengths, chosen)]
 
 
 def row(script, setting, finals, steps, tasks=TASKS):

@@ -115,11 +115,15 @@ class Replayable(gym.Wrapper):
         return False
 
     def _check_finite(self, r):
-        if not abs(r) <= LARGEST:  # also catches NaN
-            raise SidespinError(f"the environment's reward is {r}", 1)
-        if not np.isfinite(self.o).all():
-            i = np.argmin(np.isfinite(self.o))
+        fine = np.isfinite(self.o)
+        if abs(r) <= LARGEST and fine.all():  # also catches NaN
+            return
+        if self.actions and not np.isfinite(self.actions[-1]).all():
+            raise SidespinError(f"training diverged: the policy's action is {self.actions[-1]}", 1)
+        if not fine.all():
+            i = np.argmin(fine)
             raise SidespinError(f"number {i} of the environment's observation is {self.o[i]}", 1)
+        raise SidespinError(f"the environment's reward is {r}", 1)
 
 
 def get_state(env, until=None):

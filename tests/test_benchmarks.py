@@ -120,6 +120,17 @@ def test_an_exported_policy_plays_as_before(script, tmp_path):
         np.testing.assert_array_equal(*actions)
 
 
+def test_learning_refuses_what_cannot_be_trained():
+    for words, sentence in (
+        ("--parts ppo_torch-strange", "there is no part ppo_torch-strange: choose from ppo_torch"),
+        ("--parts ppo_torch-strong --epochs 9", "--decay fixes the epochs of ppo_torch-strong"),
+        ("--parts ppo_torch-strong --seeds 7", "these parts have the seeds 0 to 4 only"),
+    ):
+        refused = start("benchmarks/learning.py", "run", *words.split())
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert sentence in refused.stderr
+
+
 def test_learning_of_a_peer_is_collected(tmp_path):
     """Skipped in CI, which does not install benchmarks/requirements.txt."""
     pytest.importorskip("stable_baselines3")
@@ -149,15 +160,15 @@ def test_learning_tables_are_those_of_the_data(tmp_path):
     for task, seed, points in ("Hopper", 0, 50), ("Hopper", 1, 19), ("Walker2d", 0, 30):
         run = f"trpo_torch,strong,{task}-v4,{seed}"
         rows += [f"{run},{20_000 * i},{100 * seed + 8},1" for i in range(1, points + 1)]
-    for seed, epochs, value in (0, 50, 1), (1, 50, 2), (2, 250, 6):  # 4000 steps each
-        points = [epochs // 50 * 4000 * i for i in range(1, 51)]
+    for seed, epochs, value in (0, 50, 1), (1, 50, 2), (2, 250, 6), (3, 137, 3):  # 4000 steps each
+        points = [4000 * (epochs * i // 50) for i in range(1, 51)]
         returns = [value if 180_000 < x <= 200_000 else 9 for x in points]
         rows += [f"td3_tf1,default,Hopper-v4,{seed},{x},{y},1" for x, y in zip(points, returns)]
     (tmp_path / "learning.csv").write_text("\n".join(rows))
     table = learning("tables", "--results", tmp_path)
     extended = [line for line in table.splitlines() if "`td3_tf1.py`" in line]
     assert extended == [
-        "| `td3_tf1.py`, default | 200,000 | - | 3 (1 to 6), 3 seeds | - |",
+        "| `td3_tf1.py`, default | 200,000 | - | 3 (2 to 5), 4 seeds | - |",
         "| `td3_tf1.py`, default | 1,000,000 | - | 9, 1 seed | - |",
     ]
     (row,) = [line for line in table.splitlines() if "`ppo_torch.py`" in line]

@@ -320,6 +320,7 @@ def test_mujoco_gets_egl_on_linux_alone(platform, gl, trained, tmp_path, monkeyp
         (["{run}", "--env-id", "CartPole-v1"], "fit CartPole-v1: it expects 3 numbers, .* has 4"),
         (["{cartpole}", "--env-id", "Acrobot-v1"], "it expects 4 numbers, but an obs.* has 6"),
         (["{run}", "--env-id", "envs:Float64Obs-v0"], "it has 1 action, but the env.* has 2"),
+        (["{run}", "--env-id", "envs:ScalarObs-v0"], "it expects 3 numbers, but an obs.* has 1"),
         (["{discrete}", "--env-id", "TwoActions-v0"], "it has 3 actions, but the .* has 2"),
         (["{run}", "--env-id", "envs:DiscreteStart-v0"], "does not fit DiscreteStart-v0: "),
         (["{run}", "--env-id", "Hoper-v4"], "cannot make the environment Hoper-v4"),
