@@ -244,6 +244,8 @@ def train(args, run):
     if args.ortho:
         init_orthogonal(pi.net, 0.01, weights_rng)
         init_orthogonal(v.net, 1.0, weights_rng)
+    if args.norm:
+        v.returns.std.zero_()  # V is 0 until it has units of its own
     model = nn.ModuleDict({"pi": pi, "v": v})
     sync_params(model)
     pi_optimizer = Adam(pi.parameters(), lr=args.pi_lr)

@@ -51,6 +51,7 @@ from common.tf1_utils import (
     compiled,
     flat_concat,
     init_orthogonal,
+    load,
     make_session,
     mpi_avg,
     save_model,
@@ -311,6 +312,8 @@ def train(args, run):
     if args.ortho:
         init_orthogonal(pi.net.params, 0.01, weights_rng, sess)
         init_orthogonal(v.net.params, 1.0, weights_rng, sess)
+    if args.norm:
+        load(v.returns.std, 0.0, sess)  # V is 0 until it has units of its own
     buf = GAEBuffer(obs_dim, env.action_space, local_steps, args.gamma, args.lam, args.vf_lam)
 
     # Losses

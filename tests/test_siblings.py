@@ -13,7 +13,7 @@ OWN = [
     (r".*buf.minibatches\(args.train_pi_iters, local_batch, rng\)\)\n", ""),
     (r" *pi_batches = tf.placeholder.*\n", ""),
     (r"pi_batches, v_batches", "v_batches"),
-    (r"    if args.autotune and np.float32\(args.alpha\) == 0:\n.*\n", ""),
+    (r"    if args.autotune and args.alpha < .*:\n.*\n", ""),
     (
         r"for n in range\(steps - args.update_every, steps\):.*",
         "for _ in range(args.update_every):",
