@@ -87,7 +87,7 @@ def part(script, setting, flags, seeds):
 # On-policy a million steps, off-policy 200,000: extend these with `run --epochs 250 --parts ...`.
 PARTS = [part(f"{algo}_torch", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 250", range(5)) for algo in ON_POLICY]
-PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(5)) for algo in ON_POLICY]
+PARTS += [part(f"{algo}_tf1", "strong", STRONG[algo], range(8)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 250", range(3)) for algo in ON_POLICY]
 PARTS += [part(f"{algo}_torch", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
 PARTS += [part(f"{algo}_tf1", "default", "--epochs 50", range(3)) for algo in OFF_POLICY]
