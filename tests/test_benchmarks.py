@@ -6,12 +6,9 @@ from importlib.util import find_spec
 import numpy as np
 import pandas as pd
 import pytest
-import tensorflow.compat.v1 as tf
 import torch
 from helpers import OFF_POLICY, ROOT, start, train
 from torch.utils.flop_counter import FlopCounterMode
-
-from common.tf1_utils import load_model, restore_tf_graph
 
 
 @pytest.mark.parametrize("algo", OFF_POLICY)
@@ -110,6 +107,10 @@ def test_an_exported_policy_plays_as_before(script, tmp_path):
     if script == "sac_torch":
         assert {x.split(".")[0] for x in torch.load(copy / "model.pt")} == {"pi"}
     else:  # no value functions, and a graph that computes what the whole one computes
+        import tensorflow.compat.v1 as tf  # only now: the script set it up
+
+        from common.tf1_utils import load_model, restore_tf_graph
+
         assert {x.split("/")[0] for x in load_model(copy / "tf1_save")} == {"pi"}
         x = np.random.default_rng(0).standard_normal((5, 3))
         actions = []
