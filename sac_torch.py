@@ -170,7 +170,7 @@ def train(args, run):
     if args.start_steps >= args.epochs * args.steps_per_epoch:
         warn(f"{flag('start_steps')} covers the whole run: all actions are random")
     if args.autotune and args.alpha < np.finfo(np.float32).tiny:
-        raise SidespinError(f"{flag('autotune')} learns log(alpha): {flag('alpha')} must exceed 0")
+        raise SidespinError(f"{flag('autotune')} learns log(alpha): this alpha is too close to 0")
 
     # All randomness: one generator per rank, and one for the weights, the same on all ranks
     rng = np.random.default_rng([args.seed, proc_id()])

@@ -118,8 +118,10 @@ class Replayable(gym.Wrapper):
         fine = np.isfinite(self.o)
         if abs(r) <= LARGEST and fine.all():  # also catches NaN
             return
-        if self.actions and not np.isfinite(self.actions[-1]).all():
-            raise SidespinError(f"training diverged: the policy's action is {self.actions[-1]}", 1)
+        a = self.actions[-1] if self.actions else np.zeros(1)
+        if not np.isfinite(a).all():
+            i = np.argmin(np.isfinite(a))
+            raise SidespinError(f"training diverged: number {i} of the action is {a[i]}", 1)
         if not fine.all():
             i = np.argmin(fine)
             raise SidespinError(f"number {i} of the environment's observation is {self.o[i]}", 1)

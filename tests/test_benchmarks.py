@@ -1,6 +1,8 @@
 """The benchmark runs and counts what it says; how fast anything is, it alone may tell."""
 
+import json
 import re
+import shutil
 from importlib.util import find_spec
 
 import numpy as np
@@ -57,6 +59,10 @@ def test_learning_runs_and_is_collected(tmp_path):
     (tmp_path / "learning.csv").write_text(
         f"script,setting,env_id,seed,step,return,seconds\n{stay}\n"
     )
+    notes = tmp_path / "runs" / "origins.jsonl"
+    later = {"started": "2100-01-01T00:00:00+00:00", "commit": "later"}  # it trained nothing
+    later = json.loads(notes.read_text()) | later
+    notes.write_text(notes.read_text() + json.dumps(later) + "\n")
     learning("collect", *where, "--results", tmp_path)
     rows = (tmp_path / "learning.csv").read_text().splitlines()
     assert stay in rows
@@ -74,6 +80,7 @@ def test_learning_runs_and_is_collected(tmp_path):
     runs = pd.read_csv(tmp_path / "runs.csv")
     assert list(runs["flags"]) == ["--epochs 1"] * 3  # as they ran, whatever the part says
     assert runs["commit"].str.len().min() > 6
+    assert not runs["commit"].str.contains("later").any()
     assert runs["versions"].str.contains("torch 2").all()
     played = start("play.py", table.parent).stdout.splitlines()[-1].split()[3]
     assert runs.set_index("env_id")["test_return"]["Hopper-v4"] == round(float(played), 1)
@@ -87,6 +94,13 @@ def test_learning_runs_and_is_collected(tmp_path):
     assert longer in (tmp_path / "learning.csv").read_text().splitlines()
     kept = pd.read_csv(tmp_path / "runs.csv")
     assert (list(kept["env_id"]), list(kept["steps"])) == (list(runs["env_id"]), [4000, 8000, 4000])
+    notes.unlink()
+    shutil.copytree(table.parent.parent, tmp_path / "runs" / "again" / table.parent.parent.name)
+    twice = start("benchmarks/learning.py", "collect", *where, "--results", tmp_path / "nowhere")
+    assert (twice.returncode, "has two runs of vpg_torch default Hopper-v4 3" in twice.stderr) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize("script", ["sac_torch", "sac_tf1", "vpg_tf1"])
@@ -158,6 +172,8 @@ def test_learning_tables_are_those_of_the_data(tmp_path):
         rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},7,1" for i in range(1, 46)]
         rows += [f"ppo_torch,strong,Hopper-v4,{seed},{20_000 * i},{last},1" for i in range(46, 51)]
         rows += [f"ppo_tf1,strong,Hopper-v4,{seed},{20_000 * i},50,1" for i in range(1, 51)]
+    ablated = '"strong, without --norm"'
+    rows += [f"ppo_tf1,{ablated},Hopper-v4,{x},1000000,30,1" for x in (1, 2)]
     for task, seed, points in ("Hopper", 0, 50), ("Hopper", 1, 19), ("Walker2d", 0, 30):
         run = f"trpo_torch,strong,{task}-v4,{seed}"
         rows += [f"{run},{20_000 * i},{100 * seed + 8},1" for i in range(1, points + 1)]
@@ -177,6 +193,9 @@ def test_learning_tables_are_those_of_the_data(tmp_path):
     (row,) = [line for line in table.splitlines() if "`trpo_torch.py`" in line]
     cut = "8, 1 seed, 1 cut | 8, 1 seed at 600,000 steps"
     assert row == f"| `trpo_torch.py`, strong | 1,000,000 | - | {cut} |"
+    compared = table.split("### What each flag is worth")[1]
+    assert "| `ppo_tf1.py`, strong | 1,000,000 | - | 50, 2 seeds | - |" in compared
+    assert "| `ppo_tf1.py`, strong, without --norm | 1,000,000 | - | 30, 2 seeds | - |" in compared
     twins = "| PPO, strong | 1,000,000 | - | +250 (+50 to +550), 3 and 3 seeds | - |"
     assert twins in table.split("### PyTorch minus TF1")[1]
     assert "| Tianshou | 1,000,000 | 5,784 | 2,609 | 3,589 |" in table
@@ -199,9 +218,6 @@ def test_pages_take_their_tables_from_the_data(tmp_path):
 
 
 def test_the_plan_for_clusters_starts_from_the_measured_speed():
-    """Its table is that of the program, whose steps per second are those of one rank."""
-    plan = start("benchmarks/network.py", "--plan").stdout
-    assert plan[plan.index("| hosts |") :].strip() in (ROOT / "docs" / "clusters.md").read_text()
     pages, program = ((ROOT / "benchmarks" / x).read_text() for x in ("README.md", "network.py"))
     ranks = pages[pages.index("skew") :]
     rates = re.findall(r"^(PPO|SAC) = \d+ / (\d+)", program, re.MULTILINE)

@@ -148,7 +148,7 @@ def test_cpu_leaves_no_shared_memory(tmp_path):
         ("ppo_torch", dict(pi_lr=1e30), r"(Loss|DeltaLoss|KL)\w+ is nan"),
         ("vpg_tf1", dict(env_id="envs:NanReward-v0"), "the environment's reward is nan"),
         ("sac_torch", dict(env_id="envs:HugeReward-v0"), "the environment's reward is 1e\\+300"),
-        ("ddpg_torch", dict(pi_lr=1e30, q_lr=1e30), r"training diverged: the .* action is \[nan\]"),
+        ("ddpg_torch", dict(pi_lr=1e30, q_lr=1e30), "diverged: number 0 of the action is nan"),
         (
             "trpo_torch",
             dict(env_id="envs:InfiniteObs-v0"),
